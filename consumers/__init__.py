@@ -1,0 +1,1 @@
+"""The worker: batchers and offset ledger (pure), instance pool, worker loop."""

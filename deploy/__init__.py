@@ -1,0 +1,1 @@
+"""How the parts become processes: command line, settings, all-in-one, composition root."""

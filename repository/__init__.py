@@ -1,0 +1,1 @@
+"""The model repository: directory rules, versions, loading, readiness."""

@@ -1,0 +1,331 @@
+"""What travels between batcher and model: entries, batches with columns, column responses.
+
+Nothing here is made per record that could be made per batch: an `Entry` keeps raw buffers, a `Batch` joins
+them into one array per input when the model asks, and `Responses` carries whole columns back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from headrace.schemas.errors import InferError, WrongOutput
+from headrace.schemas.infer import Parameters, RequestedOutput, SequenceId
+from headrace.schemas.model_config import BatchInput, BatchInputKind
+from headrace.schemas.record import TP, Record
+from headrace.schemas.signature import Signature, TensorSpec
+from headrace.schemas.tensor import Array, Buffer, Datatype, Shape, raw_bytes, to_numpy
+
+
+class Entry:
+    """One accepted request, waiting or executing.
+
+    Most requests carry few headers, so what is rarely set is a class default and costs nothing per record.
+
+    Attributes:
+        tp: Input partition.
+        epoch: Our epoch of the partition's assignment at admission.
+        record: The client's own record: offset, key, headers, original bytes.
+        rows: Items along the batch axis; 1 where the model does not batch.
+        data: Raw bytes per input, in the signature's order; None: an optional input is absent.
+        shapes: Shape per input without the batch axis, in the same order; the usual layout's tuple is shared,
+            so identity is a quick test of equality.
+        content_type: Of the request; the answer's too unless ``accept`` says otherwise.
+        admitted_ns: Monotonic time at which the batcher took it; set by the batcher.
+        outputs: Requested outputs, empty is all.
+        id: The caller's request id.
+        accept: Content type asked for, or ``""``.
+        parameters: Custom request parameters.
+        priority: Level asked for, 0 is the default.
+        timeout_us: Queue timeout asked for, µs.
+        deadline_ms: The caller's own deadline, ms since the epoch; 0 is none.
+        reply_topic: Where the caller wants the answer, or ``""``.
+        reply_partition: Partition there; -1 is the input's partition number, modulo.
+        correlation: Headers to send back untouched: correlation ids under their own names, ``x-`` headers, trace.
+        correlation_id: Opaque bytes by which a cancel names the request, or ``b""``.
+        idempotency_key: The client's, or ``b""``.
+        sequence_id, sequence_start, sequence_end: As in `InferRequest`.
+        awaited: Somebody waits for the reply (a reply topic is named): refused at once when a queue is full.
+    """
+
+    tp: TP
+    epoch: int
+    record: Record
+    rows: int
+    data: tuple[Buffer | None, ...]
+    shapes: tuple[Shape | None, ...]
+    content_type: str
+
+    admitted_ns: int = 0
+    outputs: tuple[RequestedOutput, ...] = ()
+    id: str = ""
+    accept: str = ""
+    parameters: Parameters = {}  # noqa: RUF012  # shared default, never written to
+    priority: int = 0
+    timeout_us: int = 0
+    deadline_ms: int = 0
+    reply_topic: str = ""
+    reply_partition: int = -1
+    correlation: tuple[tuple[str, bytes], ...] = ()
+    correlation_id: bytes = b""
+    idempotency_key: bytes = b""
+    sequence_id: SequenceId = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    model_version: str = ""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for the reply."""
+        return self.reply_topic != ""
+
+    def __repr__(self) -> str:
+        """Show the coordinates and size."""
+        return f"Entry({self.tp.topic}/{self.tp.partition}@{self.record.offset}, rows={self.rows})"
+
+
+@dataclass(slots=True)
+class Responses:
+    """One response for some members of a batch, as columns.
+
+    Attributes:
+        outputs: Name → array whose axis 0 runs over the rows of the covered members in order; without a batch
+            axis where the model does not batch (one member then).
+        members: Indices into the batch's entries that this covers; None is all of them.
+        errors: Index into the batch's entries → error instead of outputs. Its rows are still in the columns.
+        final: No further responses for the covered members (decoupled models send several).
+        parameters: Response parameters, the same for all covered members.
+    """
+
+    outputs: Mapping[str, Array]
+    members: Sequence[int] | None = None
+    errors: Mapping[int, InferError] = field(default_factory=dict)
+    final: bool = True
+    parameters: Parameters = field(default_factory=dict)
+
+
+class Batch:
+    """Entries that one execution serves, with their inputs as columns.
+
+    Attributes:
+        signature: Of the model version that the batch was formed for (reload: a batch keeps its own).
+        entries: In row order. A None is a padding row without a request (SQ-11).
+        rows: Rows in total.
+    """
+
+    __slots__ = ("entries", "rows", "signature")
+
+    def __init__(self, signature: Signature, entries: Sequence[Entry | None]) -> None:
+        """Gather entries; nothing is copied until a column is asked for."""
+        self.signature = signature
+        self.entries = entries
+        self.rows = sum([1 if entry is None else entry.rows for entry in entries])
+
+    def __len__(self) -> int:
+        """Return the number of entries, padding included."""
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        """Show the model and the sizes."""
+        return f"Batch({self.signature.model_name}, {len(self.entries)} entries, {self.rows} rows)"
+
+    def column(self, index: int) -> Array | None:
+        """Join one input over the entries, as the model sees it.
+
+        Args:
+            index: Place of the input in the signature.
+
+        Returns:
+            Array [rows, *shape] (after ``reshape``, MR-23), without the batch axis where the model does not
+            batch; flat [elements] for a ragged input (MR-25); None where the entries leave it out. Read-only
+            except for BYTES. The data is copied unless there is one entry.
+        """
+        spec = self.signature.inputs[index]
+        first = self._first()
+        if first.data[index] is None:
+            return None
+        entries = self.entries
+        # A padding row repeats the first request's data: its shape fits, and nobody reads the result (SQ-11).
+        parts = [(first if e is None else e).data[index] for e in entries]
+        raw = parts[0] if len(parts) == 1 else b"".join(parts)  # type: ignore[arg-type]  # same inputs in all (DB-12)
+        shape = first.shapes[index]
+        assert raw is not None
+        assert shape is not None
+        if spec.ragged and spec.batched:
+            flat: Shape = (
+                sum(
+                    (first if e is None else e).rows
+                    * math.prod((first if e is None else e).shapes[index] or ())
+                    for e in entries
+                ),
+            )
+            return to_numpy(spec.name, spec.datatype, flat, raw)
+        whole = spec.model_shape(shape)
+        return to_numpy(
+            spec.name, spec.datatype, (self.rows, *whole) if spec.batched else whole, raw
+        )
+
+    def inputs(self) -> dict[str, Array]:
+        """Return every present input by name, ragged helper tensors included (SEMANTICS §1.4)."""
+        columns: dict[str, Array] = {}
+        for spec in self.signature.inputs:
+            column = self.column(spec.index)
+            if column is not None:
+                columns[spec.name] = column
+        for helper in self.signature.batch_inputs:
+            array = helper_input(helper, self)
+            columns.update(dict.fromkeys(helper.target_names, array))
+        return columns
+
+    def wants(self, name: str) -> bool:
+        """Whether any entry asks for this output."""
+        for entry in self.entries:
+            if entry is not None and (
+                not entry.outputs or any(wanted.name == name for wanted in entry.outputs)
+            ):
+                return True
+        return False
+
+    def _first(self) -> Entry:
+        for entry in self.entries:
+            if entry is not None:
+                return entry
+        raise AssertionError("a batch has at least one request")
+
+
+def helper_input(helper: BatchInput, batch: Batch) -> Array:
+    """Make a helper tensor of a ragged batch (SEMANTICS §1.4).
+
+    Returns:
+        Array over the requests in order: [n] element counts, plain or accumulated ([n + 1] with a leading
+        zero); [max count] whose shape alone carries the number; or the item shapes, one row per request
+        ([n, rank], repeated for each row of a request that is a batch), or flattened.
+    """
+    spec = batch.signature.input(helper.source_input)
+    assert spec is not None  # checked at load
+    dtype = helper.datatype.numpy
+    present = [entry for entry in batch.entries if entry is not None]
+    shapes = [entry.shapes[spec.index] or () for entry in present]
+    counts = [entry.rows * math.prod(shape) for entry, shape in zip(present, shapes, strict=True)]
+    match helper.kind:
+        case BatchInputKind.BATCH_ELEMENT_COUNT:
+            return np.array(counts, dtype=dtype)
+        case BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT:
+            return np.cumsum(counts).astype(dtype)
+        case BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+            return np.concatenate(([0], np.cumsum(counts))).astype(dtype)
+        case BatchInputKind.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE:
+            return np.zeros(max(counts), dtype=dtype)
+    rows = [shape for entry, shape in zip(present, shapes, strict=True) for _ in range(entry.rows)]
+    items = np.array(rows, dtype=dtype)
+    return items.ravel() if helper.kind is BatchInputKind.BATCH_ITEM_SHAPE_FLATTEN else items
+
+
+def split_output(batch: Batch, spec: TensorSpec, array: Array) -> list[tuple[Shape, bytes]]:
+    """Split one output column into each entry's wire shape and raw bytes.
+
+    Args:
+        batch: The batch that was executed.
+        spec: The output.
+        array: [rows, *shape] as the model made it; flat [elements] for a ``batch_output``; without the
+            batch axis where the model does not batch.
+
+    Returns:
+        One (shape, data) per entry, padding included; the data is copied, so no slice pins the column.
+
+    Raises:
+        WrongOutput: Datatype, rank or number of rows do not fit (FAULTS B36).
+    """
+    _check_datatype(batch, spec, array)
+    if not spec.batched:
+        _check_shape(batch, spec, array.shape)
+        return [(spec.wire_shape(array.shape), raw_bytes(array, spec.datatype))]
+    for scatter in batch.signature.batch_outputs:
+        if spec.name in scatter.target_names:
+            return _scatter(batch, spec, array, scatter.source_input)
+    if array.ndim == 0 or array.shape[0] != batch.rows:
+        raise WrongOutput(
+            f"model '{batch.signature.model_name}' returned shape {list(array.shape)} for output "
+            f"'{spec.name}', expected {batch.rows} rows for the batch"
+        )
+    _check_shape(batch, spec, array.shape[1:])
+    item = spec.wire_shape(array.shape[1:])
+    found: list[tuple[Shape, bytes]] = []
+    row = 0
+    if spec.datatype is Datatype.BYTES:
+        for entry in batch.entries:
+            rows = 1 if entry is None else entry.rows
+            part = array[row : row + rows]
+            found.append(((rows, *item), raw_bytes(part, spec.datatype)))
+            row += rows
+        return found
+    raw = raw_bytes(array, spec.datatype)
+    step = len(raw) // batch.rows
+    single = (1, *item)
+    if batch.rows == len(batch.entries):
+        return (
+            [(single, raw[at : at + step]) for at in range(0, len(raw), step)]
+            if step
+            else [(single, b"")] * batch.rows
+        )
+    for entry in batch.entries:
+        rows = 1 if entry is None else entry.rows
+        shape = single if rows == 1 else (rows, *item)
+        found.append((shape, raw[row * step : (row + rows) * step]))
+        row += rows
+    return found
+
+
+def _scatter(
+    batch: Batch, spec: TensorSpec, array: Array, source: str
+) -> list[tuple[Shape, bytes]]:
+    """Split a ragged output: each -1 of its dims takes the source input's size at that place (§1.4)."""
+    source_spec = batch.signature.input(source)
+    assert source_spec is not None  # checked at load
+    flat = array.reshape(-1)
+    found: list[tuple[Shape, bytes]] = []
+    at = 0
+    for entry in batch.entries:
+        rows = 1 if entry is None else entry.rows
+        source_shape = (entry or batch.entries[0]).shapes[source_spec.index] or ()  # type: ignore[union-attr]
+        item = tuple(
+            (source_shape[i] if i < len(source_shape) else 1) if dim < 0 else dim
+            for i, dim in enumerate(spec.dims)
+        )
+        count = rows * math.prod(item)
+        part = flat[at : at + count]
+        if len(part) != count:
+            break
+        found.append(((rows, *item), raw_bytes(part, spec.datatype)))
+        at += count
+    if at != len(flat) or len(found) != len(batch.entries):
+        raise WrongOutput(
+            f"model '{batch.signature.model_name}' returned {len(flat)} elements for ragged output "
+            f"'{spec.name}', which do not split over the batch as input '{source}' was joined"
+        )
+    return found
+
+
+def _check_datatype(batch: Batch, spec: TensorSpec, array: Array) -> None:
+    expected = spec.datatype.numpy
+    fits = (
+        array.dtype.kind in "OSU" if spec.datatype is Datatype.BYTES else array.dtype == expected
+    )
+    if not fits:
+        raise WrongOutput(
+            f"model '{batch.signature.model_name}' returned {array.dtype} for output '{spec.name}', "
+            f"expected {spec.datatype}"
+        )
+
+
+def _check_shape(batch: Batch, spec: TensorSpec, shape: Shape) -> None:
+    pattern = spec.dims if spec.reshape is None else spec.reshape
+    if len(pattern) != len(shape) or any(
+        dim >= 0 and dim != size for dim, size in zip(pattern, shape, strict=True)
+    ):
+        raise WrongOutput(
+            f"model '{batch.signature.model_name}' returned item shape {list(shape)} for output "
+            f"'{spec.name}', expected {list(pattern)}"
+        )

@@ -1,0 +1,205 @@
+"""The whole error taxonomy: what may go wrong on a record's journey, and who has to act.
+
+`InferError` and its kinds are what a client may see: each carries one of Triton's codes and a stable
+`reason` word. `ConfigError` happens at start or load. `LogError` is the transport's. A bug of ours is an
+`AssertionError` and is never caught inside. HTTP and gRPC numbers are mapped by tables at the edges,
+never stored here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Triton's status codes, spelled as in the ``status`` header of a result (SEMANTICS PB-31)."""
+
+    OK = "OK"
+    UNKNOWN = "UNKNOWN"
+    INTERNAL = "INTERNAL"
+    NOT_FOUND = "NOT_FOUND"
+    INVALID_ARG = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNSUPPORTED = "UNSUPPORTED"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    CANCELLED = "CANCELLED"
+
+
+class Reason(StrEnum):
+    """Stable words for the ``reason`` header: programs may switch on them, texts may change."""
+
+    INVALID_REQUEST = "invalid_request"
+    MALFORMED = "malformed"
+    UNDECODABLE = "undecodable"
+    INVALID_HEADER = "invalid_header"
+    UNKNOWN_CONTENT_TYPE = "unknown_content_type"
+    UNSUPPORTED_FRAMING = "unsupported_framing"
+    UNSUPPORTED_CLAIM_CHECK = "unsupported_claim_check"
+    UNSUPPORTED_ATTEMPT = "unsupported_attempt"
+    UNSUPPORTED_ROUTE = "unsupported_route"
+    REPLY_TOPIC_REFUSED = "reply_topic_refused"
+    UNKNOWN_MODEL = "unknown_model"
+    UNKNOWN_VERSION = "unknown_version"
+    NOT_READY = "not_ready"
+    UNSUPPORTED = "unsupported"
+    QUEUE_FULL = "queue_full"
+    TIMEOUT_EXPIRED = "timeout_expired"
+    DEADLINE_PASSED = "deadline_passed"
+    CANCELLED = "cancelled"
+    DRAINING = "draining"
+    TOO_LARGE = "too_large"
+    BACKEND_FAILED = "backend_failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    WRONG_OUTPUT = "wrong_output"
+    SEQUENCE_UNKNOWN = "sequence_unknown"
+    SEQUENCE_EXPIRED = "sequence_expired"
+    SEQUENCE_LOST = "sequence_lost"
+
+
+class InferError(Exception):
+    """Something a client may see. ``detail`` is one sentence: what, which value, what was expected.
+
+    Attributes:
+        code: Triton's status.
+        reason: Stable word.
+        retriable: The same bytes may succeed later.
+        detail: The sentence.
+    """
+
+    code: Code = Code.UNKNOWN
+    reason: Reason = Reason.INVALID_REQUEST
+    retriable: bool = False
+
+    def __init__(
+        self, detail: str, *, reason: Reason | None = None, code: Code | None = None
+    ) -> None:
+        """Keep the sentence, and the reason and code where they differ from the kind's own."""
+        super().__init__(detail)
+        self.detail = detail
+        if reason is not None:
+            self.reason = reason
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(InferError):
+    """The client sent what the model cannot take: bytes, shape, datatype, missing input. Mend and resend."""
+
+    code = Code.INVALID_ARG
+    reason = Reason.INVALID_REQUEST
+
+
+class MalformedRequest(InvalidRequest):
+    """The text of a V2 JSON request cannot be parsed. Triton answers INTERNAL here (SEMANTICS PB-32)."""
+
+    code = Code.INTERNAL
+    reason = Reason.MALFORMED
+
+
+class UndecodableRecord(InvalidRequest):
+    """A record's value is not what its ``content-type`` says; its bytes are also kept as a dead letter."""
+
+    reason = Reason.UNDECODABLE
+
+
+class NotFound(InferError):
+    """No such model or version. Ask for one that the index lists."""
+
+    code = Code.NOT_FOUND
+    reason = Reason.UNKNOWN_MODEL
+
+
+class Unsupported(InferError):
+    """Understood, and not offered here, such as a decoupled model on a one-reply route."""
+
+    code = Code.UNSUPPORTED
+    reason = Reason.UNSUPPORTED
+
+
+class Unavailable(InferError):
+    """Not now: not ready, overloaded, draining. Try again later."""
+
+    code = Code.UNAVAILABLE
+    reason = Reason.NOT_READY
+    retriable = True
+
+
+class QueueFull(Unavailable):
+    """A queue's configured bound is reached (SEMANTICS QT-01). Try again later."""
+
+    reason = Reason.QUEUE_FULL
+
+
+class DeadlineExceeded(InferError):
+    """Waited too long: a queue policy's timeout (503), or with `Reason.DEADLINE_PASSED` the caller's own (504)."""
+
+    code = Code.UNAVAILABLE
+    reason = Reason.TIMEOUT_EXPIRED
+
+
+class Cancelled(InferError):
+    """The caller went away while the request was queued (SEMANTICS QT-07)."""
+
+    code = Code.CANCELLED
+    reason = Reason.CANCELLED
+
+
+class TooLarge(InferError):
+    """A value is above a configured size; the sentence names the size, the limit and its option."""
+
+    code = Code.INVALID_ARG
+    reason = Reason.TOO_LARGE
+
+
+class BackendError(InferError):
+    """The model's execution raised; the cause is chained. The operator should look at the model."""
+
+    code = Code.INTERNAL
+    reason = Reason.BACKEND_FAILED
+
+
+class OutOfMemory(BackendError):
+    """The runtime had no memory for this batch; a smaller one may fit."""
+
+    reason = Reason.OUT_OF_MEMORY
+    retriable = True
+
+
+class WrongOutput(BackendError):
+    """A backend's output does not fit its batch (rows, name, datatype): our plug-in's fault, never the client's."""
+
+    reason = Reason.WRONG_OUTPUT
+
+
+class ConfigError(Exception):
+    """At start or load. Names file, field, value and what was expected; the operator mends the file.
+
+    Attributes:
+        file: Path as the user knows it, or an option's name, or ``""``.
+        field: Dotted field path, or ``""``.
+        value: The offending value as text, or ``""``.
+        expected: What was expected, a clause without a full stop.
+    """
+
+    def __init__(
+        self, detail: str, *, file: str = "", field: str = "", value: object = ""
+    ) -> None:
+        """Build the sentence ``file: field = value: detail`` from the parts that are given."""
+        self.file = file
+        self.field = field
+        self.value = str(value)
+        self.expected = detail
+        where = ": ".join(
+            part for part in (file, f"{field} = {self.value}" if self.value else field) if part
+        )
+        super().__init__(f"{where}: {detail}" if where else detail)
+
+
+class LogError(Exception):
+    """The transport failed. ``retriable``: try again (timeout, leader moved); else fatal (auth, fenced)."""
+
+    def __init__(self, detail: str, *, retriable: bool) -> None:
+        """Keep the sentence and whether to try again."""
+        super().__init__(detail)
+        self.detail = detail
+        self.retriable = retriable

@@ -1,0 +1,238 @@
+"""The log port: what Headrace needs of Kafka, and nothing more.
+
+Three implementations pass one contract suite: in memory (`headrace.streams.memory`), Apache Kafka and the
+embedded broker, both by aiokafka (`headrace.streams.kafka`). Everything moves in blocks: a poll's records of
+one partition in, a settle's records for one target out.
+
+Epochs are this process's own counter, one per assignment of a partition, and never the group's generation
+(DELIVERY P-7). Errors of the transport are `headrace.schemas.errors.LogError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, Self
+
+from headrace.schemas.record import TP, Out, Record
+
+
+class Feature(StrEnum):
+    """What a log can do beyond produce, consume and commit; the contract suite selects by it."""
+
+    TRANSACTIONS = "transactions"
+    LOG_APPEND_TIME = "log_append_time"
+    COMPACTION = "compaction"
+    DELETE_TOPICS = "delete_topics"
+
+
+class Mode(StrEnum):
+    """The delivery guarantee (DESIGN §6)."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+class Outcome(StrEnum):
+    """What became of one partition's settle."""
+
+    SETTLED = "settled"
+    ABORTED = "aborted"
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A partition's progress as it is committed.
+
+    Attributes:
+        offset: The lowest unfinished offset: the next one to read.
+        metadata: Finished offsets above it (DELIVERY P-1), as `headrace.consumers.ledger` writes them.
+        epoch: The epoch under which the work was admitted; another one commits nothing (P-8).
+    """
+
+    offset: int
+    metadata: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a partition to read: ``start`` inclusive, ``end`` exclusive or None for ever.
+
+    ``start`` may be `EARLIEST` or `LATEST` (the end at the time of opening).
+    """
+
+    start: int
+    end: int | None = None
+
+
+EARLIEST = -2
+LATEST = -1
+
+
+class Block:
+    """One poll's records of one partition, in offset order, never empty."""
+
+    __slots__ = ("epoch", "records", "tp")
+
+    def __init__(self, tp: TP, epoch: int, records: Sequence[Record]) -> None:
+        """Keep the parts as they are."""
+        self.tp = tp
+        self.epoch = epoch
+        self.records = records
+
+    def __repr__(self) -> str:
+        """Show where and how many."""
+        return f"Block({self.tp.topic}/{self.tp.partition}, epoch={self.epoch}, {len(self.records)} records)"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as it should be.
+
+    Attributes:
+        name: Topic name.
+        partitions: Partition count.
+        settings: Topic settings by Kafka's names, such as ``cleanup.policy``.
+        replication: Replication factor; -1 is the broker's default.
+    """
+
+    name: str
+    partitions: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    replication: int = -1
+
+
+class Rebalance(Protocol):
+    """Told by a source what the group assigns. `assigned` and `lost` only note and start tasks (P-5)."""
+
+    def assigned(self, tps: Set[TP], epoch: int) -> None:
+        """Partitions are ours from now on, paused until `Source.resume`; all of one call share ``epoch``."""
+
+    async def revoked(self, tps: Set[TP], deadline: float) -> None:
+        """Partitions go; may wait for settles until ``deadline`` (the loop's clock, seconds)."""
+
+    def lost(self, tps: Set[TP]) -> None:
+        """Partitions are already somebody else's: drop, publish nothing (P-7)."""
+
+
+class Source(Protocol):
+    """A consumer-group member on some topics. Entered as an async context manager; leaving leaves the group."""
+
+    async def __aenter__(self) -> Self:
+        """Join the group."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Leave the group without committing."""
+
+    async def poll(self, max_records: int, timeout_s: float) -> Sequence[Block]:
+        """Return what is there, at most ``max_records`` over all partitions; waits up to ``timeout_s``."""
+
+    def pause(self, tps: Set[TP]) -> None:
+        """Stop handing out records of these partitions; polling goes on for the others."""
+
+    def resume(self, tps: Set[TP]) -> None:
+        """Hand out records again."""
+
+    def seek(self, tp: TP, offset: int) -> None:
+        """Set the next offset to hand out; only for a partition that is assigned."""
+
+    def assignment(self) -> Mapping[TP, int]:
+        """Partition → epoch, as assigned now."""
+
+    async def committed(self, tps: Set[TP]) -> Mapping[TP, Position | None]:
+        """Committed offset *and metadata* of each partition (P-1), None where nothing was committed."""
+
+    async def end_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
+        """Offset after the last record that is there now (the last stable one under read_committed)."""
+
+    async def beginning_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
+        """First offset that is still there."""
+
+
+class Reader(Protocol):
+    """Reads spans of partitions without a group: replies, status, cancels, replay. An async context manager."""
+
+    async def __aenter__(self) -> Self:
+        """Open; spans with `LATEST` start at the end as of now."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close."""
+
+    async def poll(self, max_records: int, timeout_s: float) -> Sequence[Block]:
+        """Return what is there (epoch 0); empty once all spans are read or after ``timeout_s``."""
+
+    def positions(self) -> Mapping[TP, int]:
+        """Next offset to read, per partition."""
+
+    def done(self) -> bool:
+        """Whether every span with an end has been read to it (holes counted)."""
+
+
+class Delivery(Protocol):
+    """Publishes answers and commits, under one guarantee; hides which (DESIGN §17). Owned by one source."""
+
+    def put(self, owner: TP, outs: Sequence[Out], *, after_ack: bool = False) -> None:
+        """Buffer records that follow from ``owner``'s records; ``after_ack``: only once the others are acknowledged."""
+
+    async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
+        """Publish what is buffered for these owners, await acknowledgement, then commit the positions.
+
+        `Outcome.ABORTED`: nothing is committed and the caller seeks back to its last committed position.
+        `Outcome.FENCED`: the partition is no longer ours under that epoch; nothing is committed.
+        """
+
+    async def release(self, owner: TP, *, abort: bool) -> None:
+        """Forget a partition; ``abort`` drops what is buffered."""
+
+
+class Publisher(Protocol):
+    """Produces records that follow from nobody's offsets: requests, status, cancels. An async context manager."""
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Flush and close."""
+
+    async def publish(self, outs: Sequence[Out]) -> None:
+        """Produce and await the acknowledgement of all; `LogError` if any fails."""
+
+
+class Log(Protocol):
+    """A log. Entered as an async context manager; everything it hands out must be closed before it."""
+
+    features: frozenset[Feature]
+
+    async def __aenter__(self) -> Self:
+        """Connect; `LogError` with one sentence if the brokers cannot be reached."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close."""
+
+    def source(self, group: str, topics: Set[str], on: Rebalance) -> Source:
+        """Make a group member."""
+
+    def reader(self, spans: Mapping[TP, Span], *, committed: bool = False) -> Reader:
+        """Make a reader without a group; ``committed`` hides aborted and open transactions."""
+
+    def delivery(self, source: Source, mode: Mode) -> Delivery:
+        """Make the delivery of a source."""
+
+    def publisher(self) -> Publisher:
+        """Make a publisher."""
+
+    async def ensure(self, topics: Sequence[TopicSpec]) -> Sequence[str]:
+        """Create those that are missing and return a warning sentence per existing topic that differs.
+
+        Raises:
+            LogError: Creation is refused; the sentence says which topics with which settings to make by hand.
+        """
+
+    async def partitions(self, topic: str) -> int | None:
+        """Return the partition count of a topic, None where it does not exist."""
+
+    async def topics(self) -> Mapping[str, int]:
+        """Return every topic's name and partition count."""
