@@ -1,0 +1,72 @@
+# Each target does all of its own set-up: in a fresh clone `make demo` or `make test` is enough.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PACKAGES := schemas backends repository streams consumers deploy
+# Test processes side by side; each that meets a Kafka test starts one broker of its own.
+JOBS ?= 2
+
+# Interpreters come from the machine, never from the network.
+export UV_PYTHON_DOWNLOADS := never
+export UV_NO_PROGRESS := 1
+
+.PHONY: help setup demo test check lint format bench wheel requirements clean
+
+help: ## Show the targets.
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 22
+
+setup: $(STAMP) ## Make .venv with everything that is pinned (PYTHON=/path chooses the interpreter).
+
+$(STAMP): pyproject.toml requirements/dev.txt requirements/uv.txt scripts/find_python.sh
+	@python="$$(scripts/find_python.sh)" || exit 1; \
+	if ! PYTHON=$(BIN)/python scripts/find_python.sh >/dev/null 2>&1; then \
+	    echo "Making .venv with $$python"; \
+	    rm -rf .venv && "$$python" -m venv .venv; \
+	fi
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	@VIRTUAL_ENV="$(CURDIR)/.venv" $(BIN)/uv pip install -q --require-hashes -r requirements/dev.txt
+	@VIRTUAL_ENV="$(CURDIR)/.venv" $(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## Serve a real model, ask it about a thousand real files through Kafka's protocol, compare.
+	@$(BIN)/python -m headrace.deploy.demo
+
+test: $(STAMP) ## Run every test, those on a real Apache Kafka too (Java 17 and Maven).
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+check: lint ## Format, lint, types, layers, unit and property tests: before each commit.
+	$(BIN)/python -m pytest -q -n $(JOBS) tests/unit tests/properties
+
+lint: $(STAMP) links ## Format, lint, types and layers, without tests.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Let ruff format the tree and mend what it can.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Static tools cannot follow the editable install's import hook, so they read the packages through links.
+.PHONY: links
+links:
+	@mkdir -p .typing/headrace
+	@for package in $(PACKAGES); do ln -sfn ../../$$package .typing/headrace/$$package; done
+
+bench: $(STAMP) ## Measure against the bars, one JSON line per figure (ONLY=name for one benchmark).
+	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
+
+wheel: $(STAMP) ## Build the sdist, and the wheel from it, into dist/.
+	@rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+
+requirements: $(STAMP) ## Compile the pins again, keeping those that still fit (UPGRADE=1 takes the newest).
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	    $(if $(UPGRADE),--upgrade) pyproject.toml --extra demo --group dev -o requirements/dev.txt
+
+clean: ## Remove what the other targets made, .venv included.
+	rm -rf .venv .typing build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
