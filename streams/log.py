@@ -125,7 +125,7 @@ class Source(Protocol):
         """Join the group."""
 
     async def __aexit__(self, *exc: object) -> None:
-        """Leave the group without committing."""
+        """Commit what its delivery has settled, nothing else, and leave the group; `Rebalance` is not told."""
 
     async def poll(self, max_records: int, timeout_s: float) -> Sequence[Block]:
         """Return what is there, at most ``max_records`` over all partitions; waits up to ``timeout_s``."""
@@ -180,9 +180,20 @@ class Delivery(Protocol):
     async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
         """Publish what is buffered for these owners, await acknowledgement, then commit the positions.
 
+        `Outcome.SETTLED`: everything is acknowledged; at least once the commit follows within the log's
+        ``commit_interval_ms``, at the latest when the partition is revoked or the source left (`flush`).
         `Outcome.ABORTED`: nothing is committed and the caller seeks back to its last committed position.
         `Outcome.FENCED`: the partition is no longer ours under that epoch; nothing is committed.
+
+        May be called again before it returns; records and commits of one owner keep the order of the calls.
+
+        Raises:
+            LogError: Publishing failed, or an earlier settle's commit did. Nothing of this call is committed; its
+                records stay buffered and the next settle of their owners publishes them again.
         """
+
+    async def flush(self) -> None:
+        """Commit now everything that was settled; the source calls it when partitions are revoked and on leaving."""
 
     async def release(self, owner: TP, *, abort: bool) -> None:
         """Forget a partition; ``abort`` drops what is buffered."""

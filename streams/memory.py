@@ -1,0 +1,382 @@
+"""The log in memory: deterministic, with faults on demand; for simulations and for tests of what is built on us.
+
+It keeps the contract of `headrace.streams.log` (one suite runs over all three logs) and has no thread, no clock
+and no randomness of its own: time comes from ``clock_ms``, and what happens is decided by the order of calls.
+Group members, readers and deliveries are in `headrace.streams.memory_source`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Self
+
+from headrace.schemas.errors import ConfigError, LogError
+from headrace.schemas.record import TP, Headers, Out
+from headrace.streams.log import Feature, Mode, Position, Rebalance, Source, Span, TopicSpec
+from headrace.streams.memory_group import MemoryGroup
+from headrace.streams.memory_source import MemoryDelivery, MemoryReader, MemorySource
+
+MAX_RECORD_BYTES = 1_048_576  # Kafka's default of max.request.size
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecord:
+    """A consumed record; fits `headrace.schemas.record.Record`."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class MemoryPartition:
+    """Records of one partition in offset order, with holes where compaction or markers left them.
+
+    Attributes:
+        start: First offset that is kept.
+        end: Offset of the next record.
+    """
+
+    __slots__ = ("_offsets", "_records", "end", "start")
+
+    def __init__(self) -> None:
+        """Start empty at 0."""
+        self._offsets: list[int] = []
+        self._records: list[MemoryRecord] = []
+        self.start = 0
+        self.end = 0
+
+    def append(self, out: Out, timestamp_ms: int) -> None:
+        """Add a record at the end."""
+        self._offsets.append(self.end)
+        self._records.append(
+            MemoryRecord(
+                out.topic, out.partition, self.end, timestamp_ms, out.key, out.value, out.headers
+            )
+        )
+        self.end += 1
+
+    def read(self, start: int, end: int, limit: int) -> list[MemoryRecord]:
+        """Return up to ``limit`` records with ``start`` ≤ offset < ``end``."""
+        low = bisect_left(self._offsets, start)
+        high = bisect_left(self._offsets, end, lo=low)
+        return self._records[low : min(high, low + limit)]
+
+    def hole(self, offsets: int) -> None:
+        """Use up offsets without records, as transaction markers do."""
+        self.end += offsets
+
+    def trim(self, start: int) -> None:
+        """Delete records before ``start``, as retention does."""
+        low = bisect_left(self._offsets, start)
+        del self._offsets[:low], self._records[:low]
+        self.start = max(self.start, start)
+
+    def compact(self) -> None:
+        """Keep the last record of each key."""
+        last = {record.key: record.offset for record in self._records}
+        self._records = [r for r in self._records if r.key is None or last[r.key] == r.offset]
+        self._offsets = [record.offset for record in self._records]
+
+
+@dataclass(slots=True)
+class _Fault:
+    """The next ``times`` calls fail; ``done``: their effect happens all the same, only the answer is lost."""
+
+    times: int = 0
+    done: bool = False
+    retriable: bool = True
+
+    def strikes(self) -> bool:
+        """Use one up."""
+        if self.times <= 0:
+            return False
+        self.times -= 1
+        return True
+
+
+class MemoryLog:
+    """Topics, groups and faults in one process; see `headrace.streams.log.Log`.
+
+    Attributes:
+        features: Everything but transactions.
+        changed: Set and replaced whenever a waiting poll should look again.
+        clock_ms: Timestamps of records, ms since the epoch.
+        revoke_grace_s: How long `Rebalance.revoked` may take.
+        commit_interval_ms: Settled positions are committed at most this often; 0 is at each settle.
+        max_record_bytes: Largest key + value.
+    """
+
+    features = frozenset({Feature.LOG_APPEND_TIME, Feature.COMPACTION, Feature.DELETE_TOPICS})
+
+    def __init__(
+        self,
+        *,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        revoke_grace_s: float = 5.0,
+        commit_interval_ms: int = 0,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        """Start without topics."""
+        self.clock_ms = clock_ms
+        self.revoke_grace_s = revoke_grace_s
+        self.commit_interval_ms = commit_interval_ms
+        self.max_record_bytes = max_record_bytes
+        self.changed = asyncio.Event()
+        self._topics: dict[str, list[MemoryPartition]] = {}
+        self._settings: dict[str, dict[str, str]] = {}
+        self._groups: dict[str, MemoryGroup] = {}
+        self._epoch = 0
+        self._produce_fault = _Fault()
+        self._commit_fault = _Fault()
+        self._refusal = ""
+        self._gate = asyncio.Event()
+        self._gate.set()
+
+    def __repr__(self) -> str:
+        """Show the counts."""
+        return f"MemoryLog({len(self._topics)} topics, {len(self._groups)} groups)"
+
+    async def __aenter__(self) -> Self:
+        """Nothing to connect."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End running rebalances."""
+        for group in self._groups.values():
+            await group.close()
+
+    def source(self, group: str, topics: Set[str], on: Rebalance) -> MemorySource:
+        """Make a group member; a group id is needed (B76)."""
+        if not group:
+            raise ConfigError("a consumer group's name is needed", field="group")
+        return MemorySource(self, self._group(group), topics, on)
+
+    def reader(self, spans: Mapping[TP, Span], *, committed: bool = False) -> MemoryReader:
+        """Make a reader; without transactions ``committed`` changes nothing."""
+        del committed
+        return MemoryReader(self, spans)
+
+    def delivery(self, source: Source, mode: Mode) -> MemoryDelivery:
+        """Make the delivery of one of this log's sources."""
+        if mode is not Mode.AT_LEAST_ONCE:
+            raise ConfigError(
+                "the memory log has no transactions; use at_least_once",
+                field="delivery",
+                value=mode.value,
+            )
+        assert isinstance(source, MemorySource), "a delivery belongs to a source of the same log"
+        return MemoryDelivery(self, source)
+
+    def publisher(self) -> MemoryPublisher:
+        """Make a publisher."""
+        return MemoryPublisher(self)
+
+    async def ensure(self, topics: Sequence[TopicSpec]) -> Sequence[str]:
+        """Create what is missing; a warning per existing topic that differs."""
+        await asyncio.sleep(0)
+        missing = [spec for spec in topics if spec.name not in self._topics]
+        if missing and self._refusal:
+            wanted = "; ".join(
+                f"{s.name} with {s.partitions} partitions and {dict(s.settings)}" for s in missing
+            )
+            raise LogError(f"{self._refusal}: create by hand {wanted}", retriable=False)
+        warnings = []
+        for spec in topics:
+            if spec.name in self._topics:
+                warnings += self._differences(spec)
+            else:
+                self._topics[spec.name] = [MemoryPartition() for _ in range(spec.partitions)]
+                self._settings[spec.name] = dict(spec.settings)
+        if missing:
+            self._rebalance_readers_of({spec.name for spec in missing})
+        return warnings
+
+    async def partitions(self, topic: str) -> int | None:
+        """Return the count, None where there is no such topic."""
+        await asyncio.sleep(0)
+        return len(self._topics[topic]) if topic in self._topics else None
+
+    async def topics(self) -> Mapping[str, int]:
+        """Return all topics."""
+        await asyncio.sleep(0)
+        return {name: len(parts) for name, parts in self._topics.items()}
+
+    # What sources, readers, deliveries and publishers use.
+
+    def partition(self, tp: TP) -> MemoryPartition | None:
+        """Return a partition's records, None where it does not exist."""
+        parts = self._topics.get(tp.topic, [])
+        return parts[tp.partition] if 0 <= tp.partition < len(parts) else None
+
+    def existing(self, tp: TP) -> MemoryPartition:
+        """Return a partition's records; `LogError` where it does not exist."""
+        store = self.partition(tp)
+        if store is None:
+            raise LogError(f"{tp.topic}/{tp.partition} does not exist", retriable=False)
+        return store
+
+    def wake(self) -> None:
+        """Let waiting polls look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def produce(self, outs: Sequence[Out]) -> None:
+        """Append and acknowledge, unless a fault says otherwise."""
+        await asyncio.sleep(0)
+        if not outs:
+            return
+        await self._gate.wait()
+        struck = self._produce_fault.strikes()
+        if not struck or self._produce_fault.done:
+            self.append(outs)
+        if struck:
+            raise LogError("produce failed (injected)", retriable=self._produce_fault.retriable)
+
+    def append(self, outs: Sequence[Out]) -> None:
+        """Append at once, all or, if one has no partition or is too large, none."""
+        for out in outs:
+            self.existing(TP(out.topic, out.partition))
+            size = len(out.key or b"") + len(out.value or b"")
+            if size > self.max_record_bytes:
+                raise LogError(
+                    f"a record of {size} bytes for {out.topic}/{out.partition} is above the limit of "
+                    f"{self.max_record_bytes} bytes (max_record_bytes)",
+                    retriable=False,
+                )
+        now_ms = self.clock_ms()
+        for out in outs:
+            self.existing(TP(out.topic, out.partition)).append(out, now_ms)
+        self.wake()
+
+    def commit(self, group: MemoryGroup, positions: Mapping[TP, Position]) -> None:
+        """Store positions, unless a fault says otherwise; who may commit is checked before."""
+        if not positions:
+            return
+        struck = self._commit_fault.strikes()
+        if not struck or self._commit_fault.done:
+            group.committed.update(positions)
+        if struck:
+            raise LogError("commit failed (injected)", retriable=self._commit_fault.retriable)
+
+    # Faults and looks for tests and simulations.
+
+    def records(self, topic: str, partition: int) -> Sequence[MemoryRecord]:
+        """Return everything that a partition holds."""
+        store = self.existing(TP(topic, partition))
+        return store.read(store.start, store.end, store.end)
+
+    def committed(self, group: str) -> Mapping[TP, Position]:
+        """Return what a group has committed."""
+        return dict(self._group(group).committed)
+
+    def fail_produce(
+        self, times: int = 1, *, written: bool = False, retriable: bool = True
+    ) -> None:
+        """Let the next produces fail; ``written``: the records are there and only the answer is lost."""
+        self._produce_fault = _Fault(times, written, retriable)
+
+    def fail_commit(
+        self, times: int = 1, *, written: bool = False, retriable: bool = True
+    ) -> None:
+        """Let the next commits fail; ``written``: the positions are stored and only the answer is lost."""
+        self._commit_fault = _Fault(times, written, retriable)
+
+    def hold_produce(self) -> None:
+        """Let produces wait until `free_produce`."""
+        self._gate.clear()
+
+    def free_produce(self) -> None:
+        """Let held produces go on."""
+        self._gate.set()
+
+    def refuse_creation(self, reason: str = "topic creation is not authorised") -> None:
+        """Refuse to create topics from now on; ``""`` allows it again."""
+        self._refusal = reason
+
+    async def rebalance(self, group: str, *, rotate: bool = False) -> None:
+        """Force a rebalance and wait for it; ``rotate`` hands everybody's partitions to the next member."""
+        await asyncio.shield(self._group(group).rebalance(rotate=rotate))
+
+    def evict(self, source: MemorySource) -> None:
+        """Expire a member's session: others get its partitions, it learns so (`lost`) at its next poll."""
+        source.group.remove(source)
+        source.evict()
+        source.group.rebalance()
+        self.wake()
+
+    def crash(self, source: MemorySource) -> None:
+        """Drop a member as a killed process would: its worker is told nothing and its calls fail."""
+        source.group.remove(source)
+        source.crash()
+        if source.group.members:
+            source.group.rebalance()
+        self.wake()
+
+    def redeliver(self, source: MemorySource, tp: TP, records: int) -> None:
+        """Hand out a partition's last records again under the same epoch."""
+        source.rewind(tp, records)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic with its committed positions; groups that read it rebalance."""
+        self._topics.pop(topic, None)
+        self._settings.pop(topic, None)
+        for group in self._groups.values():
+            group.committed = {tp: at for tp, at in group.committed.items() if tp.topic != topic}
+        self._rebalance_readers_of({topic})
+
+    def _rebalance_readers_of(self, topics: Set[str]) -> None:
+        for group in self._groups.values():
+            if any(topics & member.topics for member in group.members):
+                group.rebalance()
+        self.wake()
+
+    def _group(self, name: str) -> MemoryGroup:
+        if name not in self._groups:
+            self._groups[name] = MemoryGroup(
+                lambda: [TP(t, i) for t, parts in self._topics.items() for i in range(len(parts))],
+                self._next_epoch,
+            )
+        return self._groups[name]
+
+    def _next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    def _differences(self, spec: TopicSpec) -> list[str]:
+        found = []
+        if len(self._topics[spec.name]) != spec.partitions:
+            found.append(f"{len(self._topics[spec.name])} partitions, {spec.partitions} expected")
+        has = self._settings[spec.name]
+        found += [
+            f"{key} = {has.get(key)}, {value} expected"
+            for key, value in spec.settings.items()
+            if has.get(key) != value
+        ]
+        return [f"topic {spec.name} has {'; '.join(found)}"] if found else []
+
+
+class MemoryPublisher:
+    """Produces into memory; see `headrace.streams.log.Publisher`."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        """Keep the log."""
+        self._log = log
+
+    async def __aenter__(self) -> Self:
+        """Nothing to connect."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing to flush: `publish` returned after the acknowledgement."""
+
+    async def publish(self, outs: Sequence[Out]) -> None:
+        """Append all."""
+        await self._log.produce(outs)
