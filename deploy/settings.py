@@ -1,0 +1,303 @@
+"""Every option of a process, declared once: from the command line, the environment or a file.
+
+A field ``http_port`` is the option ``--http-port``, the variable ``HEADRACE_HTTP_PORT`` and the key ``http-port``
+of a ``--config`` file, in this order of precedence. The command line's help, the checks and the defaults all come
+from this declaration; nothing else in Headrace reads the environment for settings. Names are Triton's where Triton
+has the option, and Kafka's where Kafka has it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from headrace.schemas.errors import ConfigError
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "HEADRACE_"
+"""Of every environment variable."""
+
+NOT_SETTINGS = frozenset({"HEADRACE_TEST_BOOTSTRAP", "HEADRACE_PEERS", "HEADRACE_DEBUG"})
+"""Variables with the prefix that other parts of the project read."""
+
+Words = Annotated[tuple[str, ...], NoDecode]
+"""A repeatable option; one text with commas in the environment."""
+
+
+def _panel(name: str, *, flag: bool = False) -> dict[str, Any]:
+    return {"panel": name, "flag": flag}
+
+
+REPOSITORY = _panel("Model repository")
+BROKER = _panel("Kafka")
+GATEWAY = _panel("Gateway")
+WORKER = _panel("Worker")
+PROCESS = _panel("Process")
+
+
+class Settings(BaseSettings):
+    """The settings of one process, read once at its start and never changed."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    model_repository: Words = Field(
+        (),
+        description="Model repository, a local folder; may be given several times.",
+        json_schema_extra=REPOSITORY,
+    )
+    model_control_mode: Literal["none"] = Field(
+        "none",
+        description="How models are loaded: none loads every model at the start.",
+        json_schema_extra=REPOSITORY,
+    )
+    model_config_name: str = Field(
+        "",
+        description="Read configs/<name>.pbtxt of a model instead of its config.pbtxt where it exists.",
+        json_schema_extra=REPOSITORY,
+    )
+    disable_auto_complete_config: bool = Field(
+        default=False,
+        description="Take configurations as they are written, without asking the model file.",
+        json_schema_extra=_panel("Model repository", flag=True),
+    )
+    model_load_thread_count: int = Field(
+        4, ge=1, description="Models that load at the same time.", json_schema_extra=REPOSITORY
+    )
+    exit_on_error: bool = Field(
+        default=True,
+        description="Refuse to start when a model does not load; false serves the others.",
+        json_schema_extra=REPOSITORY,
+    )
+    strict_readiness: bool = Field(
+        default=True,
+        description="Ready only when every model is; false is ready once the process answers.",
+        json_schema_extra=REPOSITORY,
+    )
+    bootstrap_servers: str = Field(
+        "",
+        description="Kafka brokers, host:port with commas between; none starts the embedded broker.",
+        json_schema_extra=BROKER,
+    )
+    kafka_config: Path | None = Field(
+        None,
+        description="File with Kafka's own client properties (bootstrap.servers, security.protocol, …).",
+        json_schema_extra=BROKER,
+    )
+    topic_prefix: str = Field(
+        "headrace", description="First part of every topic name.", json_schema_extra=BROKER
+    )
+    partitions: int = Field(
+        4, ge=1, description="Partitions of topics that are created.", json_schema_extra=BROKER
+    )
+    http_address: str = Field(
+        "127.0.0.1",
+        description="Address to listen on; 0.0.0.0 is every interface, which a container needs.",
+        json_schema_extra=PROCESS,
+    )
+    http_port: int = Field(
+        8000,
+        ge=0,
+        le=65535,
+        description="Port of the gateway's V2 API.",
+        json_schema_extra=GATEWAY,
+    )
+    metrics_port: int = Field(
+        8002,
+        ge=0,
+        le=65535,
+        description="Port of the gateway's metrics.",
+        json_schema_extra=GATEWAY,
+    )
+    worker_port: int = Field(
+        8003,
+        ge=0,
+        le=65535,
+        description="Port of the worker's health and metrics.",
+        json_schema_extra=WORKER,
+    )
+    allow_metrics: bool = Field(
+        default=True, description="Offer Prometheus metrics.", json_schema_extra=PROCESS
+    )
+    http_max_input_size: int = Field(
+        64 * 2**20,
+        ge=1,
+        description="Largest request body, bytes.",
+        json_schema_extra=GATEWAY,
+    )
+    max_pending: int = Field(
+        1024,
+        ge=1,
+        description="Calls that may wait for their answers; above, 503 with Retry-After.",
+        json_schema_extra=GATEWAY,
+    )
+    allow_reply_topics: Words = Field(
+        (),
+        description="Pattern of topics that a record's reply-topic may name, such as 'orders.*'; "
+        "besides those with the topic prefix. May be given several times.",
+        json_schema_extra=WORKER,
+    )
+    worker_id: str = Field(
+        "",
+        description="Name of this worker, unique in the fleet; none makes one of host and process.",
+        json_schema_extra=WORKER,
+    )
+    group_instance_id: str = Field(
+        "",
+        description="Kafka's group.instance.id: a restart within the session keeps its partitions.",
+        json_schema_extra=WORKER,
+    )
+    max_queued_records: int = Field(
+        4096,
+        ge=1,
+        description="Records of a model that may be admitted and unanswered; above, polling pauses.",
+        json_schema_extra=WORKER,
+    )
+    max_queued_bytes: int = Field(
+        256 * 2**20,
+        ge=1,
+        description="The same in bytes of their values.",
+        json_schema_extra=WORKER,
+    )
+    max_partition_span: int = Field(
+        16384,
+        ge=1,
+        description="Offsets between the oldest unfinished record of a partition and the newest.",
+        json_schema_extra=WORKER,
+    )
+    max_poll_records: int = Field(
+        512, ge=1, description="Records of one poll.", json_schema_extra=WORKER
+    )
+    settle_interval_ms: float = Field(
+        5.0,
+        ge=0,
+        description="Milliseconds that answers gather before they are published.",
+        json_schema_extra=WORKER,
+    )
+    revoke_grace_secs: float = Field(
+        10.0,
+        ge=0,
+        description="Seconds that a revoked partition's executing batches are waited for.",
+        json_schema_extra=WORKER,
+    )
+    exit_timeout_secs: int = Field(
+        30,
+        ge=0,
+        description="Seconds to finish what is in flight on stop.",
+        json_schema_extra=PROCESS,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log line to write.", json_schema_extra=PROCESS
+    )
+    config: Path | None = Field(
+        None,
+        description="TOML file with any of these options; unknown keys are refused.",
+        json_schema_extra=PROCESS,
+    )
+
+    @field_validator("model_repository", mode="before")
+    @classmethod
+    def _split_words(cls, value: object) -> object:
+        """Split one text at its commas: what the environment can carry."""
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+
+def option_name(field: str) -> str:
+    """Return a field's name as the command line spells it."""
+    return "--" + field.replace("_", "-")
+
+
+def variable_name(field: str) -> str:
+    """Return a field's name as the environment spells it."""
+    return PREFIX + field.upper()
+
+
+def load_settings(given: Mapping[str, object]) -> Settings:
+    """Read the settings: what the command line gave, then the environment, then the ``config`` file.
+
+    Args:
+        given: Field → value from the command line; only what was really given.
+
+    Raises:
+        ConfigError: A value is not what the field takes, the file cannot be read, or it has an unknown key (the
+            sentence suggests the nearest one).
+    """
+    present = {name.upper() for name in os.environ}
+    path = given.get("config") or os.environ.get(variable_name("config"))
+    from_file = _read_file(Path(str(path))) if path else {}
+    values: dict[str, object] = {
+        field: value for field, value in from_file.items() if variable_name(field) not in present
+    }
+    values.update(given)
+    try:
+        return Settings(**values)  # type: ignore[arg-type]  # checked field by field by pydantic
+    except ValidationError as exc:
+        raise _first_error(exc, given, from_file, str(path)) from exc
+
+
+def misspelt_variables() -> list[str]:
+    """Return a warning sentence per environment variable that nearly is one of ours.
+
+    Others with the prefix are left alone: an orchestrator makes such names for a service called headrace.
+    """
+    known = [variable_name(field) for field in Settings.model_fields]
+    warnings = []
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and name not in known and name not in NOT_SETTINGS:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if near:
+                warnings.append(f"{name} is no setting and is ignored; did you mean {near[0]}?")
+    return warnings
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    """Read a TOML file of options, spelled with hyphens or underscores."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(
+            f"the file cannot be read: {exc.strerror}", field="--config", value=path
+        ) from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"expected TOML: {exc}", file=str(path)) from exc
+    values: dict[str, object] = {}
+    known = [field.replace("_", "-") for field in Settings.model_fields if field != "config"]
+    for key, value in table.items():
+        spelled = key.replace("_", "-")
+        if spelled not in known:
+            near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+            raise ConfigError(f"there is no such setting, {hint}", file=str(path), field=key)
+        values[spelled.replace("-", "_")] = value
+    return values
+
+
+def _first_error(
+    error: ValidationError,
+    given: Mapping[str, object],
+    from_file: Mapping[str, object],
+    path: str,
+) -> ConfigError:
+    """Turn pydantic's first complaint into our sentence, named as the user wrote the setting."""
+    first = error.errors()[0]
+    field = str(first["loc"][0])
+    detail = first["msg"].replace("Input should be", "expected").replace("Value error, ", "")
+    if field == "model_control_mode":
+        detail = "expected none; loading and unloading at run time are not offered yet"
+    value = first["input"]
+    if field in given:
+        return ConfigError(detail, field=option_name(field), value=value)
+    if field in from_file and variable_name(field) not in os.environ:
+        return ConfigError(detail, file=path, field=field.replace("_", "-"), value=value)
+    return ConfigError(detail, field=variable_name(field), value=value)

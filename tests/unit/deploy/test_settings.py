@@ -1,0 +1,118 @@
+"""Settings: precedence of command line, environment and file; what is refused, and in which words."""
+
+import pytest
+from headrace.deploy.settings import (
+    Settings,
+    load_settings,
+    misspelt_variables,
+    option_name,
+    variable_name,
+)
+from headrace.schemas.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch):
+    """No variable of the machine that runs the tests counts."""
+    for field in Settings.model_fields:
+        monkeypatch.delenv(variable_name(field), raising=False)
+
+
+def refusal(given):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(given)
+    return str(caught.value)
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "headrace.toml"
+    path.write_text("http-port = 1\nmetrics_port = 2\nworker-port = 3\n")
+    monkeypatch.setenv("HEADRACE_HTTP_PORT", "10")
+    monkeypatch.setenv("HEADRACE_METRICS_PORT", "20")
+    settings = load_settings({"config": str(path), "http_port": "100"})
+    assert (settings.http_port, settings.metrics_port, settings.worker_port) == (100, 20, 3)
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path, monkeypatch):
+    path = tmp_path / "headrace.toml"
+    path.write_text('model-repository = ["/a", "/b"]\nexit-on-error = false\n')
+    monkeypatch.setenv("HEADRACE_CONFIG", str(path))
+    settings = load_settings({})
+    assert settings.model_repository == ("/a", "/b")
+    assert not settings.exit_on_error
+
+
+def test_a_repeatable_option_is_split_at_commas_in_the_environment(monkeypatch):
+    monkeypatch.setenv("HEADRACE_MODEL_REPOSITORY", "/a, /b,")
+    assert load_settings({}).model_repository == ("/a", "/b")
+
+
+def test_triton_spells_booleans_as_values():
+    assert load_settings({"exit_on_error": "false"}).exit_on_error is False
+    assert load_settings({"strict_readiness": "1"}).strict_readiness is True
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path):
+    path = tmp_path / "headrace.toml"
+    path.write_text("http-prot = 8000\n")
+    assert refusal({"config": str(path)}) == (
+        f"{path}: http-prot: there is no such setting, did you mean http-port?"
+    )
+
+
+def test_an_unknown_key_like_none_lists_what_there_is(tmp_path):
+    path = tmp_path / "headrace.toml"
+    path.write_text("zzz = 1\n")
+    assert "expected one of model-repository, " in refusal({"config": str(path)})
+
+
+@pytest.mark.parametrize("text", ["= 1", "http-port = ", "\xff"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path, text):
+    path = tmp_path / "headrace.toml"
+    path.write_bytes(text.encode("latin-1"))
+    assert f"{path}: expected TOML" in refusal({"config": str(path)})
+
+
+def test_a_missing_file_is_refused():
+    assert refusal({"config": "/nowhere/x.toml"}) == (
+        "--config = /nowhere/x.toml: the file cannot be read: No such file or directory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"http_port": "http"}, "--http-port = http: expected a valid integer"),
+        ({"http_port": "70000"}, "--http-port = 70000: expected less than or equal to 65535"),
+        ({"exit_on_error": "maybe"}, "--exit-on-error = maybe: expected a valid boolean"),
+        ({"log_level": "loud"}, "--log-level = loud: expected 'debug', 'info'"),
+        ({"model_control_mode": "poll"}, "--model-control-mode = poll: expected none;"),
+        ({"max_pending": "0"}, "--max-pending = 0: expected greater than or equal to 1"),
+    ],
+)
+def test_a_bad_value_is_named_as_the_option_that_carried_it(given, words):
+    assert words in refusal(given)
+
+
+def test_a_bad_value_is_named_as_the_variable_or_key_that_carried_it(tmp_path, monkeypatch):
+    path = tmp_path / "headrace.toml"
+    path.write_text('http-port = "x"\n')
+    assert f"{path}: http-port = x: expected a valid integer" in refusal({"config": str(path)})
+    monkeypatch.setenv("HEADRACE_HTTP_PORT", "y")
+    assert "HEADRACE_HTTP_PORT = y: expected" in refusal({"config": str(path)})
+
+
+def test_a_misspelt_variable_is_told_and_an_orchestrators_is_not(monkeypatch):
+    monkeypatch.setenv("HEADRACE_HTTP_PROT", "1")
+    monkeypatch.setenv("HEADRACE_PORT_8000_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("HEADRACE_SERVICE_HOST", "10.0.0.1")
+    assert misspelt_variables() == [
+        "HEADRACE_HTTP_PROT is no setting and is ignored; did you mean HEADRACE_HTTP_PORT?"
+    ]
+
+
+def test_every_field_is_described_and_has_a_default():
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert not field.is_required(), name
+    assert option_name("http_port") == "--http-port"
