@@ -1,0 +1,104 @@
+"""How a request and its answer look on the wire, for the loop (raw floats) and for the worker (Avro and headers).
+
+The Avro form is written and read here by fastavro and the published schemas alone, as another program would: the
+worker's own codec does not judge itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import fastavro
+import numpy as np
+
+from benchmarks.processes import ROOT
+from benchmarks.workload import INPUT, OUTPUT, POOL, SIZES, Floats, pool
+
+AVRO = b"application/vnd.headrace.v2+avro"
+Headers = Sequence[tuple[str, bytes]]
+
+
+class Request(NamedTuple):
+    """A record to produce."""
+
+    key: bytes
+    value: bytes
+    headers: list[tuple[str, bytes]]
+
+
+class WrongAnswer(Exception):
+    """An answer is not what the contract says, or an error."""
+
+
+class Format(Protocol):
+    """A way to write request number n and to read which number an answer has, and its values."""
+
+    def request(self, number: int) -> Request:
+        """Return the request's key, value and headers."""
+
+    def answer(self, key: bytes, value: bytes, headers: Headers) -> tuple[int, Floats]:
+        """Return number and values [10] of an answer; raises `WrongAnswer`."""
+
+
+class Raw:
+    """Bare little-endian floats; the key is the number."""
+
+    def __init__(self) -> None:
+        """Write the pool's values once."""
+        self._values = [row.tobytes() for row in pool()]
+
+    def request(self, number: int) -> Request:
+        return Request(b"%d" % number, self._values[number % POOL], [])
+
+    def answer(self, key: bytes, value: bytes, headers: Headers) -> tuple[int, Floats]:
+        if headers:
+            raise WrongAnswer(f"the loop's answer has headers {headers}, expected none")
+        return int(key), np.frombuffer(value, np.float32)
+
+
+class Avro:
+    """The record contract: Avro values, and the headers content-type, id and one of the caller's own."""
+
+    def __init__(self) -> None:
+        """Write the pool's values once."""
+        self._values = [avro_request(row) for row in pool()]
+        self._answer = schema("infer_response")
+
+    def request(self, number: int) -> Request:
+        text = b"%d" % number
+        headers = [("content-type", AVRO), ("id", text), ("x-trace", b"trace-" + text)]
+        return Request(text, self._values[number % POOL], headers)
+
+    def answer(self, key: bytes, value: bytes, headers: Headers) -> tuple[int, Floats]:
+        named = dict(headers)
+        if named.get("status") != b"OK" or key != named.get("id"):
+            raise WrongAnswer(f"the answer with key {key!r} has headers {headers}")
+        if named.get("x-trace") != b"trace-" + key:
+            raise WrongAnswer(f"the answer with key {key!r} has x-trace {named.get('x-trace')!r}")
+        found = fastavro.schemaless_reader(io.BytesIO(value), self._answer, None)
+        output = found["outputs"][0]
+        if output["name"] != OUTPUT or output["shape"] != [1, SIZES[-1]]:
+            raise WrongAnswer(f"the answer with key {key!r} holds {output}")
+        return int(named["id"]), np.frombuffer(output["data"], np.float32)
+
+
+def schema(name: str) -> object:
+    """Return a published schema, parsed."""
+    return fastavro.parse_schema(json.loads((ROOT / "schemas" / f"{name}.avsc").read_text()))
+
+
+_REQUEST = schema("infer_request")
+
+
+def avro_request(row: Floats, **fields: object) -> bytes:
+    """Write a request for one row [128]; ``fields`` are further ones of the record."""
+    tensor = {"name": INPUT, "datatype": "FP32", "shape": [1, SIZES[0]], "data": row.tobytes()}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, _REQUEST, {"inputs": [tensor], **fields})
+    return out.getvalue()
+
+
+FORMATS: dict[str, type[Format]] = {"raw": Raw, "avro": Avro}
