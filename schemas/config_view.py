@@ -1,0 +1,329 @@
+"""From the configuration message to the typed view that our code reads, with defaults written into the message.
+
+The message stays the whole truth: what is filled in here (SEMANTICS MR-33, PB-62) is filled into a copy of it, and
+the view is read from that copy. `config_from_message` may be applied to its own result and changes nothing then,
+so auto-complete edits a message and comes back through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from headrace.schemas.errors import ConfigError
+from headrace.schemas.model_config import (
+    Accelerator,
+    BatchInput,
+    BatchInputKind,
+    BatchOutput,
+    DynamicBatching,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    QueuePolicy,
+    TensorConfig,
+    TimeoutAction,
+    VersionPolicy,
+    VersionPolicyKind,
+    WarmupInput,
+    WarmupSample,
+)
+from headrace.schemas.tensor import Datatype
+from tritonclient.grpc import model_config_pb2 as pb
+from tritonclient.grpc.model_config_pb2 import ModelConfig as ModelConfigMessage
+
+SEQUENCE_IDLE_US = 1_000_000
+"""``max_sequence_idle_microseconds`` where the file has none (SEMANTICS SB-04)."""
+
+
+def data_type_of(datatype: Datatype) -> int:
+    """Return the configuration's enum number of a datatype, for who fills tensors into a message."""
+    name = "STRING" if datatype is Datatype.BYTES else datatype.value
+    return int(pb.DataType.Value(f"TYPE_{name}"))
+
+
+def config_from_message(
+    message: ModelConfigMessage, *, file: str = "", directory_name: str = ""
+) -> ModelConfig:
+    """Read a configuration message, defaults filled in.
+
+    Args:
+        message: As parsed or auto-completed; not changed.
+        file: Path for the error's sentence.
+        directory_name: The model directory's name, which ``name`` must equal (MR-04); ``""`` is no check.
+
+    Returns:
+        The view over a normalized copy. Inputs, outputs, backend and instance groups may still be empty: they
+        are filled by auto-complete and `resolve`.
+
+    Raises:
+        ConfigError: ``name`` differs from the directory, or a value has no meaning in Triton's schema.
+    """
+    whole = ModelConfigMessage()
+    whole.CopyFrom(message)
+    _check_enums(whole, file)
+    if directory_name:
+        whole.name = whole.name or directory_name
+        if whole.name != directory_name:
+            raise ConfigError(
+                f"directory name must equal model name, expected '{directory_name}'",
+                file=file,
+                field="name",
+                value=whole.name,
+            )
+    _normalize(whole)
+    return ModelConfig(
+        name=whole.name,
+        platform=whole.platform,
+        backend=whole.backend,
+        max_batch_size=whole.max_batch_size,
+        inputs=tuple(_tensors(whole.input, "input", file)),
+        outputs=tuple(_tensors(whole.output, "output", file)),
+        batch_inputs=tuple(_batch_inputs(whole, file)),
+        batch_outputs=tuple(_batch_outputs(whole, file)),
+        version_policy=_version_policy(whole.version_policy),
+        dynamic_batching=_dynamic_batching(whole),
+        instance_groups=tuple(
+            InstanceGroup(
+                name=group.name,
+                kind=InstanceKind(pb.ModelInstanceGroup.Kind.Name(group.kind)),
+                count=group.count,
+                gpus=tuple(group.gpus),
+            )
+            for group in whole.instance_group
+        ),
+        default_model_filename=whole.default_model_filename,
+        parameters={key: value.string_value for key, value in whole.parameters.items()},
+        gpu_accelerators=_accelerators(whole, "gpu_execution_accelerator"),
+        cpu_accelerators=_accelerators(whole, "cpu_execution_accelerator"),
+        metric_tags=dict(whole.metric_tags),
+        warmup=tuple(_warmup(whole, file)),
+        decoupled=whole.model_transaction_policy.decoupled,
+        message=whole,
+    )
+
+
+def resolve(
+    config: ModelConfig,
+    *,
+    backend: str,
+    default_cpu_count: int = 1,
+    gpus: Sequence[int] = (),
+    file: str = "",
+) -> ModelConfig:
+    """Fill in what the backend decides: its name and the instance groups (SEMANTICS MR-30, MR-33).
+
+    Args:
+        config: After auto-complete.
+        backend: Name of the backend that runs it.
+        default_cpu_count: Instances of a CPU group that gives no count.
+        gpus: GPUs that the backend can use; none: ``KIND_AUTO`` is ``KIND_CPU``.
+        file: Path for the error's sentence.
+
+    Returns:
+        The configuration as it is served and shown.
+    """
+    whole = ModelConfigMessage()
+    whole.CopyFrom(config.message)
+    whole.backend = backend
+    kinds = pb.ModelInstanceGroup
+    if not whole.instance_group:
+        whole.instance_group.add(name=whole.name)
+    for index, group in enumerate(whole.instance_group):
+        group.name = group.name or f"{whole.name}_{index}"
+        if group.kind == kinds.KIND_AUTO:
+            if gpus and set(group.gpus) <= set(gpus):
+                group.kind = kinds.KIND_GPU
+            else:
+                group.kind = kinds.KIND_CPU
+                del group.gpus[:]
+        if group.kind == kinds.KIND_GPU and not group.gpus:
+            group.gpus.extend(gpus)
+        if group.count == 0:
+            group.count = default_cpu_count if group.kind == kinds.KIND_CPU else 1
+    return config_from_message(whole, file=file)
+
+
+def _normalize(whole: ModelConfigMessage) -> None:
+    """Write Triton's defaults into the message, as its config endpoint shows them."""
+    if whole.version_policy.WhichOneof("policy_choice") is None:
+        whole.version_policy.latest.num_versions = 1
+    if whole.version_policy.HasField("latest") and whole.version_policy.latest.num_versions == 0:
+        whole.version_policy.latest.num_versions = 1
+    if whole.max_batch_size > 0:
+        for batching in _batchings(whole):
+            if not batching.preferred_batch_size:
+                batching.preferred_batch_size.append(whole.max_batch_size)
+    if whole.HasField("sequence_batching"):
+        sequences = whole.sequence_batching
+        sequences.max_sequence_idle_microseconds = (
+            sequences.max_sequence_idle_microseconds or SEQUENCE_IDLE_US
+        )
+    if not whole.HasField("ensemble_scheduling"):
+        for buffer in ("input_pinned_memory", "output_pinned_memory"):
+            if not whole.optimization.HasField(buffer):
+                getattr(whole.optimization, buffer).enable = True
+
+
+def _batchings(
+    whole: ModelConfigMessage,
+) -> Iterator[pb.ModelDynamicBatching | pb.ModelSequenceBatching.StrategyOldest]:
+    if whole.HasField("dynamic_batching"):
+        yield whole.dynamic_batching
+    if whole.HasField("sequence_batching") and whole.sequence_batching.HasField("oldest"):
+        yield whole.sequence_batching.oldest
+
+
+def _check_enums(whole: ModelConfigMessage, file: str) -> None:
+    """Refuse enum numbers without a name: protobuf's text and JSON parsers let any number pass."""
+    for path, field, number in _values(whole):
+        if field.enum_type is not None and number not in field.enum_type.values_by_number:
+            known = ", ".join(item.name for item in field.enum_type.values)
+            raise ConfigError(f"expected one of {known}", file=file, field=path, value=number)
+
+
+def _values(message: Message, path: str = "") -> Iterator[tuple[str, FieldDescriptor, object]]:
+    """Yield every scalar that is set in a message and below, with its dotted path."""
+    for field, value in message.ListFields():
+        name = f"{path}{field.name}"
+        inner = field.message_type
+        items: Iterable[tuple[str, object]]
+        if inner is not None and inner.GetOptions().map_entry:
+            items = [(f"{name}[{key}]", value[key]) for key in value]
+        elif field.is_repeated:
+            items = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+        else:
+            items = [(name, value)]
+        for at, item in items:
+            if isinstance(item, Message):
+                yield from _values(item, f"{at}.")
+            else:
+                yield at, field, item
+
+
+def _datatype(number: int, field: str, file: str) -> Datatype:
+    name = pb.DataType.Name(number).removeprefix("TYPE_")
+    if name == "INVALID":
+        known = ", ".join(key for key in pb.DataType.keys() if key != "TYPE_INVALID")  # noqa: SIM118  # no mapping
+        raise ConfigError(f"expected one of {known}", file=file, field=field, value="TYPE_INVALID")
+    return Datatype.BYTES if name == "STRING" else Datatype(name)
+
+
+def _tensors(
+    messages: Sequence[pb.ModelInput | pb.ModelOutput], side: str, file: str
+) -> Iterator[TensorConfig]:
+    for index, tensor in enumerate(messages):
+        yield TensorConfig(
+            name=tensor.name,
+            datatype=_datatype(tensor.data_type, f"{side}[{index}].data_type", file),
+            dims=tuple(tensor.dims),
+            reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+            optional=side == "input" and tensor.optional,
+            allow_ragged_batch=side == "input" and tensor.allow_ragged_batch,
+            is_shape_tensor=tensor.is_shape_tensor,
+            label_filename="" if side == "input" else tensor.label_filename,
+        )
+
+
+def _one_source(sources: Sequence[str], field: str, file: str) -> str:
+    if len(sources) != 1:
+        raise ConfigError(
+            "expected exactly one source input", file=file, field=field, value=list(sources)
+        )
+    return sources[0]
+
+
+def _batch_inputs(whole: ModelConfigMessage, file: str) -> Iterator[BatchInput]:
+    for index, helper in enumerate(whole.batch_input):
+        at = f"batch_input[{index}]"
+        if helper.data_type not in (pb.TYPE_INT32, pb.TYPE_FP32):
+            raise ConfigError(
+                "expected TYPE_INT32 or TYPE_FP32",
+                file=file,
+                field=f"{at}.data_type",
+                value=pb.DataType.Name(helper.data_type),
+            )
+        yield BatchInput(
+            kind=BatchInputKind(pb.BatchInput.Kind.Name(helper.kind)),
+            target_names=tuple(helper.target_name),
+            datatype=_datatype(helper.data_type, f"{at}.data_type", file),
+            source_input=_one_source(helper.source_input, f"{at}.source_input", file),
+        )
+
+
+def _batch_outputs(whole: ModelConfigMessage, file: str) -> Iterator[BatchOutput]:
+    for index, scatter in enumerate(whole.batch_output):
+        source = _one_source(scatter.source_input, f"batch_output[{index}].source_input", file)
+        yield BatchOutput(target_names=tuple(scatter.target_name), source_input=source)
+
+
+def _version_policy(policy: pb.ModelVersionPolicy) -> VersionPolicy:
+    kind = VersionPolicyKind(policy.WhichOneof("policy_choice"))
+    if kind is VersionPolicyKind.SPECIFIC:
+        return VersionPolicy(kind, versions=tuple(policy.specific.versions))
+    if kind is VersionPolicyKind.LATEST:
+        return VersionPolicy(kind, num_versions=policy.latest.num_versions)
+    return VersionPolicy(kind)
+
+
+def _dynamic_batching(whole: ModelConfigMessage) -> DynamicBatching | None:
+    if not whole.HasField("dynamic_batching"):
+        return None
+    batching = whole.dynamic_batching
+    # A model without batching still queues by these rules, one request at a time.
+    preferred = set(batching.preferred_batch_size) or {max(1, whole.max_batch_size)}
+    return DynamicBatching(
+        preferred_batch_size=tuple(sorted(preferred)),
+        max_queue_delay_us=batching.max_queue_delay_microseconds,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_queue_policy=_queue_policy(batching.default_queue_policy),
+        priority_queue_policy={
+            level: _queue_policy(batching.priority_queue_policy[level])
+            for level in sorted(batching.priority_queue_policy)
+        },
+    )
+
+
+def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        timeout_action=TimeoutAction(
+            pb.ModelQueuePolicy.TimeoutAction.Name(policy.timeout_action)
+        ),
+        default_timeout_us=policy.default_timeout_microseconds,
+        allow_timeout_override=policy.allow_timeout_override,
+        max_queue_size=policy.max_queue_size,
+    )
+
+
+def _accelerators(whole: ModelConfigMessage, field: str) -> tuple[Accelerator, ...]:
+    listed = getattr(whole.optimization.execution_accelerators, field)
+    return tuple(Accelerator(item.name, dict(item.parameters)) for item in listed)
+
+
+def _warmup(whole: ModelConfigMessage, file: str) -> Iterator[WarmupSample]:
+    for index, sample in enumerate(whole.model_warmup):
+        inputs: dict[str, WarmupInput] = {}
+        for name in sorted(sample.inputs):
+            given = sample.inputs[name]
+            at = f"model_warmup[{index}].inputs[{name}]"
+            source = given.WhichOneof("input_data_type")
+            if source is None:
+                raise ConfigError(
+                    "expected one of zero_data, random_data, input_data_file", file=file, field=at
+                )
+            inputs[name] = WarmupInput(
+                datatype=_datatype(given.data_type, f"{at}.data_type", file),
+                dims=tuple(given.dims),
+                zero_data=source == "zero_data",
+                random_data=source == "random_data",
+                input_data_file=given.input_data_file,
+            )
+        yield WarmupSample(
+            name=sample.name,
+            batch_size=sample.batch_size,
+            inputs=inputs,
+            count=sample.count or 1,
+        )
