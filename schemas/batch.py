@@ -41,12 +41,16 @@ class Entry:
         priority: Level asked for, 0 is the default.
         timeout_us: Queue timeout asked for, µs.
         deadline_ms: The caller's own deadline, ms since the epoch; 0 is none.
+        expires_ns: The same on the batcher's monotonic clock, converted by the worker at admission; 0 is none,
+            and a deadline before the clock's own start is negative.
         reply_topic: Where the caller wants the answer, or ``""``.
         reply_partition: Partition there; -1 is the input's partition number, modulo.
         correlation: Headers to send back untouched: correlation ids under their own names, ``x-`` headers, trace.
         correlation_id: Opaque bytes by which a cancel names the request, or ``b""``.
         idempotency_key: The client's, or ``b""``.
         sequence_id, sequence_start, sequence_end: As in `InferRequest`.
+        model_version: As asked for, ``""`` is the highest ready one (MR-07).
+        binary_data_output: As in `InferRequest`.
         awaited: Somebody waits for the reply (a reply topic is named): refused at once when a queue is full.
     """
 
@@ -66,6 +70,7 @@ class Entry:
     priority: int = 0
     timeout_us: int = 0
     deadline_ms: int = 0
+    expires_ns: int = 0
     reply_topic: str = ""
     reply_partition: int = -1
     correlation: tuple[tuple[str, bytes], ...] = ()
@@ -75,6 +80,7 @@ class Entry:
     sequence_start: bool = False
     sequence_end: bool = False
     model_version: str = ""
+    binary_data_output: bool = False
 
     @property
     def awaited(self) -> bool:
