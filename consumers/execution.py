@@ -1,0 +1,133 @@
+"""Runs one batch on one instance and isolates what fails; called from the instance's own thread.
+
+A batch that raises is bisected until the culprit stands alone, so its neighbours still get results (DESIGN §5,
+FAULTS B31, B47); one with the wrong number of output rows is run again entry by entry (B36). A model with
+memory of its own is never run twice: there the whole batch fails. The one broad ``except`` of the service is
+here, around `Instance.execute`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from headrace.backends.backend import Instance
+from headrace.schemas.batch import Batch, Entry, Responses
+from headrace.schemas.errors import BackendError, InferError, OutOfMemory, WrongOutput
+
+
+class Part(NamedTuple):
+    """A piece of the batch with its outcome: responses, or the one error of all its entries."""
+
+    batch: Batch
+    responses: Sequence[Responses]
+    error: InferError | None
+
+
+class Execution(NamedTuple):
+    """What became of a batch.
+
+    Attributes:
+        parts: Together they cover each entry of the batch once.
+        executions: How often the model really ran (SEMANTICS MX-04).
+        started_ns: Monotonic time at which the instance began.
+        gathered_ns: Inputs of the first run were joined by then.
+        ended_ns: The last run had ended by then.
+    """
+
+    parts: Sequence[Part]
+    executions: int
+    started_ns: int
+    gathered_ns: int
+    ended_ns: int
+
+
+def execute(
+    instance: Instance,
+    batch: Batch,
+    *,
+    repeatable: bool,
+    decoupled: bool,
+    now_ns: Callable[[], int] = time.monotonic_ns,
+) -> Execution:
+    """Run a batch; never raises for what the model does.
+
+    Args:
+        instance: A free instance; this call occupies its thread.
+        batch: What to run.
+        repeatable: The model may see the same request again (`Model.repeatable`).
+        decoupled: The model may give 0..n responses; else exactly one for each entry.
+        now_ns: Monotonic time.
+    """
+    started = now_ns()
+    with suppress(InferError):  # admission checked the bytes; else execute raises it where it is isolated
+        batch.inputs()
+    gathered = now_ns()
+    parts: list[Part] = []
+    executions = 0
+    waiting = [batch]
+    while waiting:
+        piece = waiting.pop()
+        executions += 1
+        try:
+            parts.append(Part(piece, _run(instance, piece, decoupled=decoupled), None))
+        except InferError as exc:
+            if len(piece) == 1 or not repeatable:
+                parts.append(Part(piece, (), exc))
+            else:
+                # Popped from the end, so the order of the entries is kept.
+                waiting.extend(reversed(_pieces(piece, exc)))
+    return Execution(parts, executions, started, gathered, now_ns())
+
+
+def _run(instance: Instance, batch: Batch, *, decoupled: bool) -> list[Responses]:
+    emitted: list[Responses] = []
+    try:
+        instance.execute(batch, emitted.append)
+    except InferError:
+        raise
+    except MemoryError as exc:
+        raise OutOfMemory(f"instance '{instance.name}' ran out of memory: {exc}") from exc
+    except Exception as exc:  # whatever a plug-in raises must end as an answer, not as a dead worker
+        raise BackendError(
+            f"instance '{instance.name}' failed: {type(exc).__name__}: {exc}"
+        ) from exc
+    if not decoupled:
+        _check(instance, batch, emitted)
+    return emitted
+
+
+def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> None:
+    """Check that each entry has one response, and each column one row per row of the batch (B36)."""
+    answered = [0] * len(batch)
+    for responses in emitted:
+        members = range(len(batch)) if responses.members is None else responses.members
+        rows = 0
+        for member in members:
+            answered[member] += 1
+            entry = batch.entries[member]
+            rows += 1 if entry is None else entry.rows
+        if batch.signature.max_batch_size == 0 or batch.signature.batch_outputs:
+            continue
+        for name, array in responses.outputs.items():
+            got = array.shape[0] if array.ndim else None
+            if got != rows:
+                raise WrongOutput(
+                    f"instance '{instance.name}' returned shape {list(array.shape)} for output "
+                    f"'{name}', expected {rows} rows"
+                )
+    if any(count != 1 for count in answered):
+        raise WrongOutput(
+            f"instance '{instance.name}' gave {sum(answered)} responses for {len(batch)} requests, "
+            "expected one for each"
+        )
+
+
+def _pieces(batch: Batch, exc: InferError) -> list[Batch]:
+    entries: Sequence[Entry | None] = batch.entries
+    if isinstance(exc, WrongOutput):
+        return [Batch(batch.signature, [entry]) for entry in entries]
+    middle = len(entries) // 2
+    return [Batch(batch.signature, entries[:middle]), Batch(batch.signature, entries[middle:])]

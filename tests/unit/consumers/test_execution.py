@@ -1,0 +1,163 @@
+"""A failing batch is taken apart until the culprit stands alone; neighbours keep their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from service_parts import ScriptedInstance, make_entry, make_signature
+
+from headrace.consumers.execution import Execution, execute
+from headrace.schemas.batch import Batch, Responses
+from headrace.schemas.errors import BackendError, OutOfMemory, WrongOutput
+
+SIGNATURE = make_signature()
+
+
+def batch_of(count: int) -> Batch:
+    return Batch(SIGNATURE, [make_entry((i, i), offset=i) for i in range(count)])
+
+
+def offsets(batch: Batch) -> list[int]:
+    return [entry.record.offset for entry in batch.entries if entry is not None]
+
+
+def outcome(execution: Execution) -> tuple[list[int], list[int]]:
+    """Offsets with results, and offsets with errors, each in order of the parts."""
+    good: list[int] = []
+    bad: list[int] = []
+    for part in execution.parts:
+        (bad if part.error else good).extend(offsets(part.batch))
+    return good, bad
+
+
+def raising(culprits: set[int], error: Callable[[], Exception]) -> Callable[[Batch], None]:
+    def script(batch: Batch) -> None:
+        if culprits & set(offsets(batch)):
+            raise error()
+
+    return script
+
+
+def run(instance: ScriptedInstance, batch: Batch, *, repeatable: bool = True) -> Execution:
+    return execute(instance, batch, repeatable=repeatable, decoupled=False)
+
+
+def test_a_good_batch_runs_once() -> None:
+    """One execution, one part, everything answered."""
+    instance = ScriptedInstance()
+    execution = run(instance, batch_of(8))
+    assert execution.executions == 1
+    assert outcome(execution) == (list(range(8)), [])
+
+
+def test_B47_and_B31_the_culprit_stands_alone() -> None:
+    """One raising record of 16 fails alone; each other record gets its own result."""
+    instance = ScriptedInstance(raising({7}, lambda: BackendError("no")))
+    execution = run(instance, batch_of(16))
+    good, bad = outcome(execution)
+    assert bad == [7]
+    assert sorted(good) == [i for i in range(16) if i != 7]
+    for part in execution.parts:
+        if part.error is None:
+            (responses,) = part.responses
+            assert responses.outputs["OUTPUT0"][:, 0].tolist() == offsets(part.batch)
+
+
+@given(st.sets(st.integers(0, 11)), st.integers(1, 12))
+@settings(deadline=None, max_examples=60)
+def test_every_entry_has_exactly_one_outcome(culprits: set[int], count: int) -> None:
+    """Conservation for any set of culprits, and at most about 2 log n executions per culprit."""
+    instance = ScriptedInstance(raising(culprits, lambda: ValueError("boom")))
+    execution = run(instance, batch_of(count))
+    good, bad = outcome(execution)
+    assert sorted(good + bad) == list(range(count))
+    assert set(bad) == {c for c in culprits if c < count}
+    assert execution.executions == len(instance.batches) <= 1 + 8 * max(1, len(bad))
+
+
+def test_a_model_with_memory_of_its_own_is_never_run_twice() -> None:
+    """Not repeatable: the whole batch fails with the error, after one execution."""
+    instance = ScriptedInstance(raising({3}, lambda: BackendError("no")))
+    execution = run(instance, batch_of(5), repeatable=False)
+    assert outcome(execution) == ([], [0, 1, 2, 3, 4])
+    assert execution.executions == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (), (4, 2)])
+def test_B36_wrong_number_of_rows_is_run_singly(shape: tuple[int, ...]) -> None:
+    """A runner that is wrong for batches but right for single requests still serves each of them."""
+
+    def script(batch: Batch) -> dict[str, np.ndarray] | None:
+        return {"OUTPUT0": np.zeros(shape, np.float32)} if len(batch) > 1 else None
+
+    instance = ScriptedInstance(script)
+    execution = run(instance, batch_of(3))
+    assert outcome(execution) == ([0, 1, 2], [])
+    assert instance.batches == [[0, 1, 2], [0], [1], [2]]
+
+
+def test_B36_always_wrong_ends_as_an_error_for_each() -> None:
+    """Never an empty success."""
+    instance = ScriptedInstance(lambda _: {"OUTPUT0": np.zeros((7, 2), np.float32)})
+    execution = run(instance, batch_of(3))
+    assert outcome(execution) == ([], [0, 1, 2])
+    assert all(isinstance(part.error, WrongOutput) for part in execution.parts)
+
+
+def test_foreign_exceptions_become_backend_errors_with_their_cause() -> None:
+    """Whatever a plug-in raises is translated once and chained."""
+    instance = ScriptedInstance(raising({0}, lambda: KeyError("weights")))
+    (part,) = run(instance, batch_of(1)).parts
+    assert type(part.error) is BackendError
+    assert isinstance(part.error.__cause__, KeyError)
+    assert "scripted_0" in part.error.detail
+    assert "weights" in part.error.detail
+
+
+def test_memory_errors_halve_the_batch() -> None:
+    """More rows than fit: the halves run, nobody fails."""
+
+    def script(batch: Batch) -> None:
+        if batch.rows > 2:
+            raise MemoryError("arena")
+
+    instance = ScriptedInstance(script)
+    execution = run(instance, batch_of(8))
+    assert outcome(execution) == (list(range(8)), [])
+    assert instance.batches[:2] == [list(range(8)), [0, 1, 2, 3]]
+
+
+def test_a_memory_error_of_a_single_request_is_typed() -> None:
+    """At batch 1 it ends as `OutOfMemory`, never as a hang (B81)."""
+    instance = ScriptedInstance(raising({0}, lambda: MemoryError("arena")))
+    (part,) = run(instance, batch_of(1)).parts
+    assert isinstance(part.error, OutOfMemory)
+
+
+def test_two_responses_of_a_model_that_is_not_decoupled_are_refused() -> None:
+    """Exactly one response for each request."""
+
+    class Twice(ScriptedInstance):
+        def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:
+            super().execute(batch, emit)
+            super().execute(batch, emit)
+
+    (part,) = run(Twice(), batch_of(1)).parts
+    assert isinstance(part.error, WrongOutput)
+    assert "gave 2 responses for 1 requests" in part.error.detail
+
+
+def test_a_decoupled_model_may_give_none() -> None:
+    """0..n responses are its right."""
+
+    class Silent(ScriptedInstance):
+        def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:
+            pass
+
+    execution = execute(Silent(), batch_of(2), repeatable=True, decoupled=True)
+    assert execution.parts[0].responses == []
+    assert execution.parts[0].error is None
