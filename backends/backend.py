@@ -8,7 +8,7 @@ the runtime's own exceptions with ``from exc``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -78,11 +78,25 @@ class Model(Protocol):
 
 
 class Backend(Protocol):
-    """A runtime. One object per process; constructed without arguments and without doing work."""
+    """A runtime. One object per process; constructed without arguments and without doing work.
+
+    Attributes:
+        name: As in the configuration's ``backend``.
+        default_filename: Model file of a version (SEMANTICS MR-08); ``""`` where none is needed.
+        default_cpu_count: Instances of a CPU group that names no count (MR-30).
+        default_max_batch_size: Rows per batch that `complete` chooses where the model allows batching and the
+            user says nothing (AC-02); set it before loading.
+        supports_decoupled: `Instance.execute` may emit 0..n responses; else a decoupled model is refused.
+    """
 
     name: str
     default_filename: str
     default_cpu_count: int
+    default_max_batch_size: int
+    supports_decoupled: bool
+
+    def gpus(self) -> Sequence[int]:
+        """Return the numbers of the GPUs that instances can run on; empty where there are none."""
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         """Return the configuration with what the model file itself says filled in (SEMANTICS AC-01, AC-02).
