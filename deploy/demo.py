@@ -1,0 +1,178 @@
+"""`make demo`: a real model on real files, served from records on the embedded broker, and compared.
+
+Starts ``headrace serve`` as anybody would, sends one record per file with a plain aiokafka producer, reads the
+answers from the results topic, and checks each against the model's own library. Ends with a non-zero status when an
+answer is missing or differs, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+from headrace.deploy.demo_files import FileTypes, choose_files, default_roots
+from headrace.deploy.demo_records import Exchange, Job
+from headrace.deploy.demo_report import console, print_report
+from headrace.deploy.demo_service import Service, serving
+from headrace.schemas.errors import ConfigError
+from rich.progress import Progress
+
+MODEL = "magika"
+
+
+@dataclass(slots=True)
+class Run:
+    """What the demo did.
+
+    Attributes:
+        jobs: Files that were sent, by id.
+        decided: Files that the library decides without the model.
+        seconds: From the first record to the last answer.
+        equal, different, changed: Answers against the library's own verdicts; ``changed`` files were written to
+            meanwhile and count as neither.
+        types: Label → number of files.
+        batch_rows: Upper bound of rows → number of batches.
+        http_label: What the same model said over HTTP about the first file.
+    """
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    decided: int = 0
+    seconds: float = 0.0
+    equal: int = 0
+    different: list[tuple[Path, str, str]] = field(default_factory=list)
+    changed: int = 0
+    types: Counter[str] = field(default_factory=Counter)
+    batch_rows: dict[str, int] = field(default_factory=dict)
+    http_label: str = ""
+    http_text: str = ""
+
+    @property
+    def missing(self) -> int:
+        """Records without an answer."""
+        return sum(job.latency_s is None for job in self.jobs.values())
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every record has one answer, equal to the library's."""
+        return (
+            bool(self.jobs) and not self.missing and not self.different and bool(self.http_label)
+        )
+
+
+def main() -> None:
+    """Run the demo from the command line."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--files", type=int, default=1200, help="files to send at most")
+    parser.add_argument("--root", type=Path, action="append", help="folder to take files from")
+    options = parser.parse_args()
+    try:
+        run = asyncio.run(demo(options.files, options.root or default_roots()))
+    except ConfigError as exc:
+        print(exc, file=sys.stderr)
+        sys.exit(1)
+    print_report(run)
+    sys.exit(0 if run.is_good else 1)
+
+
+async def demo(count: int, roots: Sequence[Path]) -> Run:
+    """Serve the model, send the files, compare, and stop the service.
+
+    Raises:
+        ConfigError: Magika is not installed, or the service does not start (its last lines are in the sentence).
+    """
+    types = FileTypes()
+    files = choose_files(count, roots)
+    run = Run()
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
+        write_repository(Path(folder, "models"), types)
+        console.print(f"[bold]headrace serve[/] {folder}/models, on the embedded broker …")
+        async with serving(Path(folder)) as service:
+            console.print(
+                f"Ready: records on [cyan]{service.bootstrap}[/], HTTP on [cyan]{service.url}[/]"
+            )
+            exchange = Exchange(service.bootstrap, types, run.jobs)
+            await exchange.run(files)
+            run.decided, run.seconds = exchange.decided, exchange.seconds
+            run.batch_rows = await service.batch_rows(MODEL)
+            await _ask_over_http(service, types, run)
+        _compare(types, run)
+    return run
+
+
+def write_repository(repository: Path, types: FileTypes) -> None:
+    """Write a model repository with Magika in it: a configuration, its labels and one version."""
+    version = repository / MODEL / "1"
+    version.mkdir(parents=True)
+    (version / "model.onnx").write_bytes(types.model_file.read_bytes())
+    (repository / MODEL / "labels.txt").write_text("\n".join(types.labels) + "\n")
+    (repository / MODEL / "config.pbtxt").write_text(
+        f"""backend: "onnxruntime"
+max_batch_size: 16
+input [ {{ name: "bytes" data_type: TYPE_INT32 dims: [ 2048 ] }} ]
+output [ {{ name: "target_label" data_type: TYPE_FP32 dims: [ {len(types.labels)} ]
+           label_filename: "labels.txt" }} ]
+dynamic_batching {{ max_queue_delay_microseconds: 1000 }}
+instance_group [ {{ kind: KIND_CPU count: {min(4, os.cpu_count() or 1)} }} ]
+parameters {{ key: "intra_op_thread_count" value: {{ string_value: "1" }} }}
+"""
+    )
+
+
+async def _ask_over_http(service: Service, types: FileTypes, run: Run) -> None:
+    """Ask about the first file once more, over HTTP."""
+    job = next(iter(run.jobs.values()))
+    features = types.features(job.path)
+    if features is None:
+        return
+    body = {
+        "inputs": [
+            {
+                "name": "bytes",
+                "datatype": "INT32",
+                "shape": list(features.shape),
+                "data": features.ravel().tolist(),
+            }
+        ]
+    }
+    url = f"{service.url}/v2/models/{MODEL}/infer"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+        reply = await answer.json()
+    if answer.status != 200:
+        raise ConfigError(f"POST {url} answered {answer.status}: {reply.get('error', reply)}")
+    scores = reply["outputs"][0]["data"]
+    run.http_label = types.labels[int(np.argmax(scores))]
+    run.http_text = f"POST /v2/models/{MODEL}/infer for {job.path.name}: {run.http_label}"
+
+
+def _compare(types: FileTypes, run: Run) -> None:
+    """Hold each answer against the library's own verdict."""
+    with Progress(console=console) as progress:
+        jobs = list(run.jobs.values())
+        for job in progress.track(jobs, description="Magika's own verdicts"):
+            if Job.stamp_of(job.path) != job.stamp:
+                run.changed += 1
+                continue
+            (verdict,) = types.verdicts([job.path])
+            run.types[verdict] += 1
+            if job.latency_s is None:
+                continue
+            if job.label == verdict:
+                run.equal += 1
+            else:
+                run.different.append((job.path, job.label, verdict))
+    first = next(iter(run.jobs.values()))
+    if run.http_label != first.label:
+        run.different.append((first.path, f"{run.http_label} (HTTP)", first.label))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Starts `headrace serve` as a child process, waits until it is ready, and stops it as an operator would."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from headrace.schemas.errors import ConfigError
+from prometheus_client.parser import text_string_to_metric_families
+
+START_S = 60.0
+"""Seconds until the service must be ready."""
+STOP_S = 40.0
+"""Seconds until it must have ended: its own time-out for what is in flight, and a little."""
+
+
+class Service:
+    """A running `headrace serve`.
+
+    Attributes:
+        bootstrap: Address of its broker.
+        url: Root of its V2 API.
+        worker_url: Root of the worker's own port.
+    """
+
+    def __init__(self, broker_port: int, http_port: int, worker_port: int) -> None:
+        """Keep the addresses."""
+        self.bootstrap = f"127.0.0.1:{broker_port}"
+        self.url = f"http://127.0.0.1:{http_port}"
+        self.worker_url = f"http://127.0.0.1:{worker_port}"
+
+    async def is_ready(self) -> bool:
+        """Ask whether every model is ready."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self.url}/v2/health/ready") as answer,
+            ):
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def batch_rows(self, model: str) -> dict[str, int]:
+        """Return the worker's histogram of batch sizes: a bucket's rows, such as ``5-8``, → number of batches."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.worker_url}/metrics") as answer,
+        ):
+            text = await answer.text()
+        rows: dict[str, int] = {}
+        lower, before = 0, 0
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name != "headrace_batch_rows_bucket" or sample.labels["model"] != model:
+                    continue
+                total, bound = int(sample.value), sample.labels["le"]
+                if bound == "+Inf":
+                    name = f"> {lower}"
+                else:
+                    upper = int(float(bound))
+                    name = str(upper) if upper == lower + 1 else f"{lower + 1}-{upper}"
+                    lower = upper
+                if total > before:
+                    rows[name] = total - before
+                before = total
+        return rows
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Service]:
+    """Serve ``folder/models`` on the embedded broker while the block runs.
+
+    Raises:
+        ConfigError: It does not become ready, or does not end cleanly; the last lines of its log are in the sentence.
+    """
+    broker, http, metrics, worker = _free_ports(4)
+    log = folder / "serve.log"
+    service = Service(broker, http, worker)
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "headrace.deploy.cli", "serve", str(folder / "models")),
+            *("--broker-port", str(broker), "--http-port", str(http)),
+            *("--metrics-port", str(metrics), "--worker-port", str(worker)),
+            stdout=out,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    try:
+        await _until_ready(service, process, log)
+        yield service
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            status = await asyncio.wait_for(process.wait(), STOP_S)
+        except TimeoutError:
+            process.kill()
+            status = await process.wait()
+    if status != 0:
+        raise ConfigError(f"headrace serve ended with status {status}:\n{_tail(log)}")
+
+
+async def _until_ready(service: Service, process: asyncio.subprocess.Process, log: Path) -> None:
+    deadline = asyncio.get_running_loop().time() + START_S
+    while not await service.is_ready():
+        if process.returncode is not None:
+            raise ConfigError(f"headrace serve did not start:\n{_tail(log)}")
+        if asyncio.get_running_loop().time() > deadline:
+            raise ConfigError(f"headrace serve is not ready after {START_S:.0f} s:\n{_tail(log)}")
+        await asyncio.sleep(0.1)
+
+
+def _tail(log: Path, lines: int = 20) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that are free now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
