@@ -42,6 +42,7 @@ class InferRequest:
         sequence_end: Last of its sequence.
         priority: 0 is the model's default level.
         timeout_us: Queue timeout asked for, µs; 0 is none (QT-03).
+        binary_data_output: Outputs that are not listed come back in binary where the answer is JSON (BN-04).
     """
 
     inputs: tuple[Tensor, ...]
@@ -55,6 +56,7 @@ class InferRequest:
     sequence_end: bool = False
     priority: int = 0
     timeout_us: int = 0
+    binary_data_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.schemas.errors import InvalidRequest
+from headrace.schemas.errors import InvalidRequest, Unsupported
 from headrace.schemas.infer import RequestedOutput
 from headrace.schemas.model_config import BatchInput, BatchOutput, ModelConfig, TensorConfig
 from headrace.schemas.tensor import Buffer, Datatype, Shape, Tensor, check_data
@@ -158,6 +158,7 @@ class Signature:
 
         Raises:
             InvalidRequest: It does not, or twice.
+            Unsupported: Its classification is asked for (CL-01), which is not offered yet.
         """
         seen: set[str] = set()
         for wanted in outputs:
@@ -167,6 +168,11 @@ class Signature:
                 )
             if wanted.name in seen:
                 raise InvalidRequest(f"output '{wanted.name}' already exists in request")
+            if wanted.parameters and wanted.parameters.get("classification"):
+                raise Unsupported(
+                    f"classification of output '{wanted.name}' is not supported yet, expected a "
+                    "request for its values"
+                )
             seen.add(wanted.name)
 
     def _check_count(self, inputs: Sequence[Tensor]) -> None:

@@ -24,8 +24,8 @@ Array: TypeAlias = NDArray[np.generic]
 MAX_RANK = 64
 """Dimensions of one tensor at most; numpy's own limit."""
 
-MAX_ELEMENTS = 2**62
-"""Elements that a shape may claim: beyond, the product is no sensible size and is refused."""
+MAX_ELEMENTS = 2**48
+"""Elements that a shape may claim, empty dimensions counted as one: numpy must take the shape of a whole batch."""
 
 
 class Datatype(StrEnum):
@@ -112,13 +112,17 @@ def element_count(shape: Sequence[int]) -> int:
     """
     if len(shape) > MAX_RANK:
         raise InvalidRequest(f"shape has {len(shape)} dimensions, expected at most {MAX_RANK}")
+    room = 1
     for size in shape:
         if size < 0:
             raise InvalidRequest(f"shape {list(shape)} has a negative dimension")
-    count = math.prod(shape)
-    if count > MAX_ELEMENTS:
-        raise InvalidRequest(f"shape {list(shape)} has {count} elements, more than any tensor can")
-    return count
+        room *= size or 1
+        # Checked on the way: the text must not hold a product of 64 huge numbers, nor the numbers themselves.
+        if room > MAX_ELEMENTS:
+            raise InvalidRequest(
+                f"shape of {len(shape)} dimensions claims more than {MAX_ELEMENTS} elements"
+            )
+    return math.prod(shape)
 
 
 class Tensor:

@@ -1,0 +1,227 @@
+"""From a batch's column responses to result records.
+
+Prepared once per model version. Columns are split once per batch; the usual answer (Avro, all outputs) is then written
+for the whole batch by joining constant pieces with ids and data, which is proven equal to fastavro's writer by
+property. Anything else goes through `headrace.schemas.codec`, answer by answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from headrace.schemas import avro
+from headrace.schemas.batch import Batch, Entry, Responses, split_output
+from headrace.schemas.codec import encode_error_value, encode_response
+from headrace.schemas.errors import InferError, WrongOutput
+from headrace.schemas.headers import ResultHeaders, decoupled_headers
+from headrace.schemas.infer import InferResponse, Parameters
+from headrace.schemas.record import AVRO, BINARY, HEADER_LENGTH, JSON, Header, Headers
+from headrace.schemas.signature import Signature, TensorSpec
+from headrace.schemas.tensor import Shape, Tensor
+from headrace.schemas.v2json import Binary, all_json
+
+Answer = tuple[Entry, bytes, Headers]
+Column = tuple[TensorSpec, list[tuple[Shape, bytes]]]
+
+
+class ResponseEncoder:
+    """Encodes the results of one model version."""
+
+    def __init__(self, signature: Signature) -> None:
+        """Prepare the constant parts."""
+        self._signature = signature
+        self._name = signature.model_name
+        self._version = str(signature.version)
+        self._headers = ResultHeaders(self._name, self._version)
+        self._model = avro.text(self._name) + avro.text(self._version)
+
+    def encode(
+        self, batch: Batch, responses: Responses, *, response_index: int | None = None
+    ) -> list[Answer]:
+        """Encode one response for each covered entry that did not fail.
+
+        Args:
+            batch: As it was executed.
+            responses: Its columns; entries in ``errors`` are left out.
+            response_index: Number of this response among a decoupled model's, from 0; then the headers say it and
+                whether it is the last (``responses.final``), and a response without outputs is allowed.
+
+        Returns:
+            Entry, value and headers in row order. An entry whose format cannot hold its outputs (FP16 in JSON, PB-45)
+            gets that error as its answer, and the others their results (FAULTS B41).
+
+        Raises:
+            WrongOutput: An output does not fit the batch, is unknown, or is missing though it is wanted; nothing
+                is returned then.
+        """
+        covered, failed = batch, set(responses.errors)
+        if responses.members is not None:
+            covered = Batch(batch.signature, [batch.entries[i] for i in responses.members])
+            failed = {k for k, i in enumerate(responses.members) if i in responses.errors}
+        extra = (
+            ()
+            if response_index is None
+            else decoupled_headers(response_index, final=responses.final)
+        )
+        may_be_empty = response_index is not None and not responses.outputs
+        columns = self._columns(covered, responses, may_be_empty=may_be_empty)
+        entries = covered.entries
+        usual = [
+            (k, entry)
+            for k, entry in enumerate(entries)
+            if entry is not None
+            and k not in failed
+            and not entry.outputs
+            and (entry.accept or entry.content_type) == AVRO
+        ]
+        answers: list[Answer] = []
+        if usual:
+            members = [entry for _, entry in usual]
+            if len(usual) < len(entries):
+                places = [k for k, _ in usual]
+                parts = [(spec, [split[k] for k in places]) for spec, split in columns]
+            else:
+                parts = columns
+            values = self._avro(members, parts, responses.parameters)
+            answers = list(
+                zip(members, values, self._headers.ok_block(members, AVRO, extra), strict=True)
+            )
+            if len(usual) == len(entries):
+                return answers
+        return self._merged(covered, failed, answers, columns, (responses.parameters, extra))
+
+    def _columns(self, batch: Batch, responses: Responses, *, may_be_empty: bool) -> list[Column]:
+        """Split every output, in the signature's order (PB-43)."""
+        columns = []
+        for spec in self._signature.outputs:
+            array = responses.outputs.get(spec.name)
+            if array is not None:
+                columns.append((spec, split_output(batch, spec, array)))
+            elif batch.wants(spec.name) and not may_be_empty:
+                raise WrongOutput(
+                    f"model '{self._name}' returned no output '{spec.name}', expected "
+                    f"{[wanted.name for wanted in self._signature.outputs]}"
+                )
+        if len(columns) < len(responses.outputs):
+            unknown = [n for n in responses.outputs if self._signature.output(n) is None]
+            raise WrongOutput(
+                f"model '{self._name}' returned the unknown output '{unknown[0]}', expected "
+                f"{[wanted.name for wanted in self._signature.outputs]}"
+            )
+        return columns
+
+    def _avro(
+        self, entries: Sequence[Entry], columns: Sequence[Column], parameters: Parameters
+    ) -> list[bytes]:
+        """Write the values of entries that want everything in Avro."""
+        before = self._model + avro.parameter_map(parameters)
+        before += avro.long(len(columns)) if columns else b""
+        parts: list[Iterable[bytes]] = [[avro.optional_text(entry.id) for entry in entries]]
+        for spec, split in columns:
+            parts.append(_heads(before, spec, split))
+            parts.append([data for _, data in split])
+            before = b""
+        last = before + avro.END + avro.NO_ERROR
+        parts.append([last] * len(entries))
+        return list(map(b"".join, zip(*parts, strict=True)))
+
+    def _merged(
+        self,
+        batch: Batch,
+        failed: set[int],
+        usual: list[Answer],
+        columns: Sequence[Column],
+        rest: tuple[Parameters, Sequence[Header]],
+    ) -> list[Answer]:
+        """Put the answers that are not usual between those that are, in row order."""
+        done = iter(usual)
+        upcoming = next(done, None)
+        answers: list[Answer] = []
+        for k, entry in enumerate(batch.entries):
+            if entry is None or k in failed:
+                continue
+            if upcoming is not None and entry is upcoming[0]:
+                answers.append(upcoming)
+                upcoming = next(done, None)
+            else:
+                answers.append(self._one(entry, k, columns, rest))
+        return answers
+
+    def _one(
+        self,
+        entry: Entry,
+        place: int,
+        columns: Sequence[Column],
+        rest: tuple[Parameters, Sequence[Header]],
+    ) -> Answer:
+        """Encode one answer by the general codec: only the outputs that it wants (PB-35, FAULTS B37)."""
+        parameters, extra = rest
+        wanted = {output.name for output in entry.outputs}
+        outputs = tuple(
+            Tensor(spec.name, spec.datatype, *split[place])
+            for spec, split in columns
+            if not wanted or spec.name in wanted
+        )
+        response = InferResponse(outputs, entry.id, self._name, self._version, parameters)
+        try:
+            found = encode_response(response, entry.accept or entry.content_type, _binary(entry))
+        except InferError as exc:
+            return (entry, *encode_error(entry, exc, self._name, self._version))
+        if found.length is not None:
+            extra = (*extra, (HEADER_LENGTH, str(found.length).encode()))
+        return entry, found.value, self._headers.ok(entry, found.content_type, extra)
+
+
+def encode_error(
+    entry: Entry, error: InferError, model_name: str, model_version: str
+) -> tuple[bytes, Headers]:
+    """Encode the error that answers an entry, in the format that it wants.
+
+    Args:
+        entry: Also of a record that could not be decoded: what its headers said is enough.
+        error: The answer.
+        model_name: Of the topic.
+        model_version: ``""`` where it was not known yet.
+    """
+    content_type = entry.accept or entry.content_type
+    found = encode_error_value(entry.id, (model_name, model_version), error, content_type)
+    headers = _result_headers(model_name, model_version)
+    return found.value, headers.error(entry, found.content_type, error)
+
+
+@lru_cache(maxsize=256)
+def _result_headers(model_name: str, model_version: str) -> ResultHeaders:
+    """Keep what is constant for errors; versions are few, but a client may invent some."""
+    return ResultHeaders(model_name, model_version)
+
+
+def _heads(
+    before: bytes, spec: TensorSpec, split: Sequence[tuple[Shape, bytes]]
+) -> Iterator[bytes]:
+    """Yield what stands before each entry's data: nearly always the same bytes, made once."""
+    shape: Shape | None = None
+    size = -1
+    head = b""
+    for item, data in split:
+        if item is not shape or len(data) != size:
+            shape, size = item, len(data)
+            head = before + avro.tensor_head(spec.name, spec.datatype, item) + avro.long(size)
+        yield head
+
+
+def _binary(entry: Entry) -> Binary:
+    """Return which outputs of an answer in JSON, or JSON with binary tensors, are binary.
+
+    An output that is listed says so itself, ``binary_data_output`` speaks of the others (BN-03, BN-04); what nobody
+    speaks of is binary where the answer's content type is. Somebody who accepts JSON by name gets JSON.
+    """
+    if entry.accept == JSON:
+        return all_json
+    usual = (entry.accept or entry.content_type) == BINARY
+    listed = {
+        output.name: output.parameters.get("binary_data", usual) is True
+        for output in entry.outputs
+    }
+    others = usual or entry.binary_data_output
+    return lambda name: listed.get(name, others)

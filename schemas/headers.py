@@ -1,0 +1,420 @@
+"""Record headers: request headers into an entry, result headers out, and the client's side of both.
+
+Names are spelled in `headrace.schemas.record`. Values are UTF-8 text, except correlation values, ``x-`` headers and the
+trace context, which are opaque and come back untouched (DESIGN §4, FAULTS R10). Reading goes on after a
+bad header, so that the error still finds its way to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.schemas.batch import Entry
+from headrace.schemas.errors import Code, InferError, InvalidRequest, Reason, Unsupported
+from headrace.schemas.infer import InferRequest, SequenceId
+from headrace.schemas.record import (
+    ACCEPT,
+    ATTEMPT,
+    AVRO,
+    CLAIM_CHECK,
+    CONTENT_TYPE,
+    CONTENT_TYPES,
+    CORRELATION_ID,
+    DEADLINE_MS,
+    FINAL,
+    HEADER_LENGTH,
+    ID,
+    IDEMPOTENCY_KEY,
+    MODEL_NAME,
+    MODEL_VERSION,
+    OPAQUE_PREFIX,
+    PRIORITY,
+    REASON,
+    REPLY_PARTITION,
+    REPLY_TOPIC,
+    RESPONSE_INDEX,
+    SEQUENCE_END,
+    SEQUENCE_ID,
+    SEQUENCE_ID_TYPE,
+    SEQUENCE_START,
+    SOURCE,
+    SPRING_CORRELATION_ID,
+    SPRING_REPLY_PARTITION,
+    SPRING_REPLY_TOPIC,
+    STATUS,
+    TIMEOUT_US,
+    TP,
+    TRACEPARENT,
+    TRACESTATE,
+    Header,
+    Headers,
+)
+
+MAX_UINT64 = 2**64 - 1
+MAX_INT64 = 2**63 - 1
+MAX_PARTITION = 2**31 - 1
+_SHOWN_BYTES = 60
+_MEDIA_TYPES = {name.encode(): name for name in CONTENT_TYPES}
+
+
+def _invalid(name: str, raw: bytes | None, expected: str) -> InvalidRequest:
+    """Build the error of a header: its name, the value (escaped, shortened) and what was expected."""
+    shown = "null"
+    if raw is not None:
+        shown = repr(raw[:_SHOWN_BYTES])[1:] + ("…" if len(raw) > _SHOWN_BYTES else "")
+    return InvalidRequest(
+        f"header '{name}' is {shown}, expected {expected}", reason=Reason.INVALID_HEADER
+    )
+
+
+def text_of(name: str, raw: bytes | None) -> str:
+    """Return a header's value as text.
+
+    Raises:
+        InvalidRequest: It is null or not UTF-8.
+    """
+    try:
+        return raw.decode()  # type: ignore[union-attr]  # None is met below
+    except (AttributeError, UnicodeDecodeError):
+        raise _invalid(name, raw, "UTF-8 text") from None
+
+
+def number_of(name: str, raw: bytes | None, top: int) -> int:
+    """Return a header's value as a whole number from 0 to ``top``: ASCII digits and nothing else.
+
+    Raises:
+        InvalidRequest: It is anything else.
+    """
+    if raw is not None and raw.isdigit() and len(raw) <= len(str(top)):
+        number = int(raw)
+        if number <= top:
+            return number
+    raise _invalid(name, raw, f"a whole number from 0 to {top}")
+
+
+def media_type(name: str, raw: bytes | None) -> str:
+    """Return the content type that a header names, without its parameters, in our spelling.
+
+    Raises:
+        InvalidRequest: No such content type here.
+        Unsupported: It asks for a framing, which is not offered.
+    """
+    known = _MEDIA_TYPES.get(raw)  # type: ignore[arg-type]  # None is met below
+    if known is not None:
+        return known
+    first, *parameters = text_of(name, raw).lower().split(";")
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip() == "framing":
+            raise Unsupported(
+                f"header '{name}' asks for framing {value.strip()[:_SHOWN_BYTES]!r}, which is not "
+                "supported yet, expected a value without framing",
+                reason=Reason.UNSUPPORTED_FRAMING,
+            )
+    media = first.strip()
+    if media in CONTENT_TYPES:
+        return media
+    error = _invalid(name, raw, "one of " + ", ".join(CONTENT_TYPES))
+    error.reason = Reason.UNKNOWN_CONTENT_TYPE
+    raise error
+
+
+def _content_type(entry: Entry, raw: bytes | None) -> None:
+    entry.content_type = media_type(CONTENT_TYPE, raw)
+
+
+def _accept(entry: Entry, raw: bytes | None) -> None:
+    if raw not in (b"", b"*/*"):
+        entry.accept = media_type(ACCEPT, raw)
+
+
+def _spring_partition(entry: Entry, raw: bytes | None) -> None:
+    if raw is None or len(raw) != 4 or raw[0] > 127:
+        raise _invalid(SPRING_REPLY_PARTITION, raw, "4 bytes, a big-endian partition number")
+    entry.reply_partition = int.from_bytes(raw, "big")
+
+
+def _attempt(_entry: Entry, raw: bytes | None) -> None:
+    if number_of(ATTEMPT, raw, MAX_INT64) > 1:
+        raise Unsupported(
+            f"header '{ATTEMPT}' is {raw!r}, rising attempts are not supported yet, expected 1",
+            reason=Reason.UNSUPPORTED_ATTEMPT,
+        )
+
+
+def _claim_check(_entry: Entry, _raw: bytes | None) -> None:
+    raise Unsupported(
+        f"header '{CLAIM_CHECK}' names a value that is kept elsewhere, which is not supported yet, "
+        "expected the value in the record",
+        reason=Reason.UNSUPPORTED_CLAIM_CHECK,
+    )
+
+
+def _opaque(name: str, raw: bytes | None) -> bytes:
+    if raw is None:
+        raise _invalid(name, raw, "any bytes")
+    return raw
+
+
+def _text(name: str, attribute: str) -> Callable[[Entry, bytes | None], None]:
+    return lambda entry, raw: setattr(entry, attribute, text_of(name, raw))
+
+
+def _bytes(name: str, attribute: str) -> Callable[[Entry, bytes | None], None]:
+    return lambda entry, raw: setattr(entry, attribute, _opaque(name, raw))
+
+
+def _number(name: str, attribute: str, top: int) -> Callable[[Entry, bytes | None], None]:
+    return lambda entry, raw: setattr(entry, attribute, number_of(name, raw, top))
+
+
+def _flag(name: str, attribute: str) -> Callable[[Entry, bytes | None], None]:
+    def read(entry: Entry, raw: bytes | None) -> None:
+        word = (raw or b"").lower()
+        if word not in (b"true", b"false", b"1", b"0"):
+            raise _invalid(name, raw, "true or false")
+        setattr(entry, attribute, word in (b"true", b"1"))
+
+    return read
+
+
+_READERS: dict[str, Callable[[Entry, bytes | None], None]] = {
+    CONTENT_TYPE: _content_type,
+    ACCEPT: _accept,
+    ID: _text(ID, "id"),
+    MODEL_VERSION: _text(MODEL_VERSION, "model_version"),
+    SEQUENCE_START: _flag(SEQUENCE_START, "sequence_start"),
+    SEQUENCE_END: _flag(SEQUENCE_END, "sequence_end"),
+    PRIORITY: _number(PRIORITY, "priority", MAX_UINT64),
+    TIMEOUT_US: _number(TIMEOUT_US, "timeout_us", MAX_UINT64),
+    DEADLINE_MS: _number(DEADLINE_MS, "deadline_ms", MAX_INT64),
+    REPLY_TOPIC: _text(REPLY_TOPIC, "reply_topic"),
+    REPLY_PARTITION: _number(REPLY_PARTITION, "reply_partition", MAX_PARTITION),
+    SPRING_REPLY_TOPIC: _text(SPRING_REPLY_TOPIC, "reply_topic"),
+    SPRING_REPLY_PARTITION: _spring_partition,
+    IDEMPOTENCY_KEY: _bytes(IDEMPOTENCY_KEY, "idempotency_key"),
+    ATTEMPT: _attempt,
+    CLAIM_CHECK: _claim_check,
+}
+_CORRELATION_IDS = frozenset((CORRELATION_ID, SPRING_CORRELATION_ID))
+_ECHOED = _CORRELATION_IDS | {TRACEPARENT, TRACESTATE}
+_SEQUENCE = frozenset((SEQUENCE_ID, SEQUENCE_ID_TYPE))
+
+
+def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call for the usual headers
+    entry: Entry, headers: Headers
+) -> InferError | None:
+    """Set the attributes that a record's headers speak of; called once per record, first of all.
+
+    Sets ``content_type`` always (Avro is the default), others only when present. The last of several headers of one
+    name counts; correlation headers all come back.
+
+    Returns:
+        The first error; everything that could be read is set nevertheless.
+    """
+    entry.content_type = AVRO
+    error: InferError | None = None
+    correlation: list[Header] = []
+    has_sequence = False
+    for header in headers:
+        name, raw = header
+        try:
+            # The three usual ones stand here, so that they cost no call.
+            if name == CONTENT_TYPE and raw in _MEDIA_TYPES:
+                entry.content_type = _MEDIA_TYPES[raw]
+            elif name == ID:
+                entry.id = raw.decode()
+            elif name in _ECHOED:
+                if name in _CORRELATION_IDS:
+                    entry.correlation_id = _opaque(name, raw)
+                correlation.append((name, _opaque(name, raw)))
+            elif (reader := _READERS.get(name)) is not None:
+                reader(entry, raw)
+            elif name.startswith(OPAQUE_PREFIX):
+                correlation.append((name, _opaque(name, raw)))
+            elif name in _SEQUENCE:
+                has_sequence = True
+        except InferError as exc:
+            error = error or exc
+        except (AttributeError, UnicodeDecodeError):
+            error = error or _invalid(name, raw, "UTF-8 text")
+    if correlation:
+        entry.correlation = tuple(correlation)
+    if has_sequence:
+        try:
+            entry.sequence_id = _sequence_id(headers)
+        except InferError as exc:
+            error = error or exc
+    return error
+
+
+def _sequence_id(headers: Headers) -> SequenceId:
+    """Read ``sequence-id`` as ``sequence-id-type`` says; without a type, digits that fit are a number."""
+    found = dict(headers)
+    raw = found.get(SEQUENCE_ID, b"")
+    text = text_of(SEQUENCE_ID, raw)
+    if SEQUENCE_ID_TYPE not in found:
+        fits = raw.isdigit() and len(raw) <= len(str(MAX_UINT64)) and int(raw) <= MAX_UINT64
+        return int(raw) if fits else text
+    match found[SEQUENCE_ID_TYPE]:
+        case b"string":
+            return text
+        case b"uint64":
+            return number_of(SEQUENCE_ID, raw, MAX_UINT64) if raw != b"" else 0
+        case other:
+            raise _invalid(SEQUENCE_ID_TYPE, other, "uint64 or string")
+
+
+def find_header(headers: Headers, name: str) -> bytes | None:
+    """Return the value of the last header of that name, or None."""
+    found = None
+    for key, raw in headers:
+        if key == name:
+            found = raw
+    return found
+
+
+def header_length(headers: Headers) -> int | None:
+    """Return the length of the JSON part of a value with binary tensors (SEMANTICS BN-01), None without the header.
+
+    Raises:
+        InvalidRequest: It is no whole number.
+    """
+    for name, raw in headers:
+        if name == HEADER_LENGTH:
+            return number_of(HEADER_LENGTH, raw, MAX_INT64)
+    return None
+
+
+class ResultHeaders:
+    """Writes the headers of results and errors; the constant part is made once per model version.
+
+    Order: content-type, model-name, model-version, status, attempt, source, id, then what varies by kind, then the
+    correlation headers as they came.
+    """
+
+    def __init__(self, model_name: str, model_version: str) -> None:
+        """Prepare for one version; an error before the version is known has version ``""``."""
+        name, version = model_name.encode(), model_version.encode()
+        self._constant = {
+            content_type: (
+                (CONTENT_TYPE, content_type.encode()),
+                (MODEL_NAME, name),
+                (MODEL_VERSION, version),
+                (STATUS, Code.OK.encode()),
+                (ATTEMPT, b"1"),
+            )
+            for content_type in CONTENT_TYPES
+        }
+
+    def ok(self, entry: Entry, content_type: str, extra: Sequence[Header] = ()) -> list[Header]:
+        """Return the headers of a result."""
+        return self.ok_block((entry,), content_type, extra)[0]
+
+    def ok_block(
+        self, entries: Sequence[Entry], content_type: str, extra: Sequence[Header] = ()
+    ) -> list[list[Header]]:
+        """Return what `ok` returns, for many entries of one content type at once."""
+        constant = self._constant[content_type]
+        found: list[list[Header]] = []
+        tp: TP | None = None
+        prefix = b""
+        for entry in entries:
+            if entry.tp is not tp:
+                tp = entry.tp
+                prefix = f"{tp.topic}/{tp.partition}/".encode()
+            headers = [*constant, (SOURCE, b"%b%d" % (prefix, entry.record.offset))]
+            if entry.id:
+                headers.append((ID, entry.id.encode()))
+            if extra:
+                headers += extra
+            if entry.correlation:
+                headers += entry.correlation
+            found.append(headers)
+        return found
+
+    def error(self, entry: Entry, content_type: str, error: InferError) -> list[Header]:
+        """Return the headers of an error: as a result's, with the code as status, and the reason word."""
+        headers = self.ok(entry, content_type, ((REASON, error.reason.encode()),))
+        headers[3] = (STATUS, error.code.encode())
+        return headers
+
+
+def decoupled_headers(response_index: int, *, final: bool) -> tuple[Header, ...]:
+    """Return the two headers by which 0..n responses to one request are told apart."""
+    return (
+        (RESPONSE_INDEX, str(response_index).encode()),
+        (FINAL, b"true" if final else b"false"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a client says beside the request itself.
+
+    Attributes:
+        accept: Content type of the answer; ``""`` is the request's.
+        deadline_ms: Milliseconds since the epoch after which nobody waits; 0 is none.
+        reply_topic: Where the answer goes; ``""`` is the model's results topic.
+        reply_partition: Partition there; -1 is the request's own, modulo.
+        correlation_id: Opaque bytes that come back, or ``b""``.
+        idempotency_key: By which a repeat is known, or ``b""`` (DELIVERY P-17).
+        extra: Further headers as they are, such as the trace context and ``x-`` headers.
+    """
+
+    accept: str = ""
+    deadline_ms: int = 0
+    reply_topic: str = ""
+    reply_partition: int = -1
+    correlation_id: bytes = b""
+    idempotency_key: bytes = b""
+    extra: tuple[Header, ...] = ()
+
+
+NO_OPTIONS = RequestOptions()
+
+
+def request_headers(
+    request: InferRequest,
+    content_type: str,
+    options: RequestOptions = NO_OPTIONS,
+    length: int | None = None,
+) -> list[Header]:
+    """Return the headers of a request record: only those that say something.
+
+    Args:
+        request: Its fields that have a header.
+        content_type: Of the value.
+        options: What the value cannot say.
+        length: Length of the JSON part where the value holds binary tensors.
+    """
+    headers: list[Header] = [(CONTENT_TYPE, content_type.encode())]
+    pairs = (
+        (ID, request.id.encode()),
+        (MODEL_VERSION, request.model_version.encode()),
+        (ACCEPT, options.accept.encode()),
+        (REPLY_TOPIC, options.reply_topic.encode()),
+        (CORRELATION_ID, options.correlation_id),
+        (IDEMPOTENCY_KEY, options.idempotency_key),
+        (PRIORITY, _digits(request.priority)),
+        (TIMEOUT_US, _digits(request.timeout_us)),
+        (DEADLINE_MS, _digits(options.deadline_ms)),
+        (SEQUENCE_START, b"true" if request.sequence_start else b""),
+        (SEQUENCE_END, b"true" if request.sequence_end else b""),
+    )
+    headers += [pair for pair in pairs if pair[1]]
+    if options.reply_partition >= 0:
+        headers.append((REPLY_PARTITION, str(options.reply_partition).encode()))
+    if length is not None:
+        headers.append((HEADER_LENGTH, str(length).encode()))
+    if request.sequence_id:
+        kind = b"uint64" if isinstance(request.sequence_id, int) else b"string"
+        headers.append((SEQUENCE_ID, str(request.sequence_id).encode()))
+        headers.append((SEQUENCE_ID_TYPE, kind))
+    headers += options.extra
+    return headers
+
+
+def _digits(number: int) -> bytes:
+    return str(number).encode() if number else b""

@@ -1,0 +1,191 @@
+"""From records to entries: the one guarded place where foreign bytes are read (FAULTS B32, B33).
+
+Prepared once per model, called once per block. Nothing that a record holds is raised out of `RequestDecoder.decode`: it
+becomes a failure that can be answered, and its neighbours are decoded. An `AssertionError` is our own bug and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.schemas.batch import Entry
+from headrace.schemas.codec import decode_request
+from headrace.schemas.errors import InferError, NotFound, Reason, TooLarge, UndecodableRecord
+from headrace.schemas.headers import read_headers
+from headrace.schemas.layout import Layouts, request_fields
+from headrace.schemas.record import AVRO, TP, Record
+from headrace.schemas.signature import Signature
+
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+"""Default limit of a request's value, as for a request over HTTP (SEMANTICS PB-24)."""
+
+_DEAD = frozenset(
+    (Reason.UNDECODABLE, Reason.MALFORMED, Reason.UNKNOWN_CONTENT_TYPE, Reason.INVALID_HEADER)
+)
+
+
+class Failure(NamedTuple):
+    """A record that became no request.
+
+    Attributes:
+        entry: What could be read of its headers, so that it can be answered; rows 0, no data.
+        error: The answer.
+        dead_letter: Its bytes cannot be decoded, so they are kept as well.
+    """
+
+    entry: Entry
+    error: InferError
+    dead_letter: bool
+
+
+class Decoded(NamedTuple):
+    """A block's records: entries by model version, each list in record order, and failures in record order."""
+
+    by_version: dict[int, list[Entry]]
+    failures: list[Failure]
+
+
+class _Version:
+    """One model version: its signature and the layouts that were learned for it."""
+
+    __slots__ = ("layouts", "number", "signature")
+
+    def __init__(self, number: int, signature: Signature) -> None:
+        self.number = number
+        self.signature = signature
+        self.layouts = Layouts(signature)
+
+
+class RequestDecoder:
+    """Decodes the request records of one model, for the versions that are ready now."""
+
+    def __init__(
+        self,
+        signatures: Mapping[int, Signature],
+        *,
+        model_name: str,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        """Prepare; a change of versions needs a new decoder.
+
+        Args:
+            signatures: By version number; the highest serves requests that name none (MR-07).
+            model_name: The topic's model.
+            max_record_bytes: Larger values are refused; 64 MiB by default.
+        """
+        self.model_name = model_name
+        self.max_record_bytes = max_record_bytes
+        self._versions = {
+            str(number): _Version(number, signature) for number, signature in signatures.items()
+        }
+        if signatures:
+            self._versions[""] = self._versions[str(max(signatures))]
+
+    def decode(self, tp: TP, epoch: int, records: Sequence[Record]) -> Decoded:
+        """Decode a block.
+
+        Args:
+            tp: Its partition.
+            epoch: Epoch of the assignment under which it was polled.
+            records: In offset order.
+        """
+        by_version: dict[int, list[Entry]] = {}
+        failures: list[Failure] = []
+        entries: list[Entry] = []
+        last: _Version | None = None
+        versions, limit = self._versions, self.max_record_bytes
+        for record in records:
+            entry = Entry()
+            entry.tp = tp
+            entry.epoch = epoch
+            entry.record = record
+            try:
+                error = read_headers(entry, record.headers)
+                if error is not None:
+                    raise error  # noqa: TRY301  # one way out for all failures
+                version = versions.get(entry.model_version)
+                value = record.value
+                if not (
+                    version is not None
+                    and value
+                    and len(value) <= limit
+                    and entry.content_type == AVRO
+                    and version.layouts.fill(entry, value)
+                ):
+                    version = self._decode(entry, value)
+            except InferError as exc:
+                failures.append(_failure(entry, exc))
+            except AssertionError:
+                raise
+            except Exception as exc:  # noqa: BLE001  # the guarded place: whatever foreign bytes made a parser do
+                failures.append(_failure(entry, _unexpected(entry, exc)))
+            else:
+                if version is not last:
+                    last = version
+                    entries = by_version.setdefault(version.number, [])
+                entries.append(entry)
+        return Decoded(by_version, failures)
+
+    def _decode(self, entry: Entry, value: bytes | None) -> _Version:
+        """Fill an entry by the general path and learn its layout; return its version."""
+        if not value:
+            shown = "null" if value is None else "empty"
+            raise UndecodableRecord(
+                f"the value is {shown}, expected a request in {entry.content_type}"
+            )
+        if len(value) > self.max_record_bytes:
+            raise TooLarge(
+                f"the value has {len(value)} bytes, expected at most {self.max_record_bytes} "
+                "(max_record_bytes)"
+            )
+        version = self._find(entry.model_version)
+        request = decode_request(
+            value, entry.content_type, entry.record.headers, version.signature
+        )
+        if request.model_name not in ("", self.model_name):
+            raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
+        if request.model_version and not entry.model_version:
+            entry.model_version = request.model_version
+            version = self._find(request.model_version)
+        admitted = version.signature.admit(request.inputs, request.outputs)
+        entry.rows, entry.data, entry.shapes = admitted
+        said = entry.__dict__
+        for name, field in request_fields(request):
+            if name not in said:
+                setattr(entry, name, field)
+        if request.id and not entry.id:
+            entry.id = request.id
+        if entry.content_type == AVRO:
+            version.layouts.learn(value, request, entry)
+        return version
+
+    def _find(self, text: str) -> _Version:
+        version = self._versions.get(text)
+        if version is None and text.isdecimal() and text.isascii():
+            version = self._versions.get(text.lstrip("0"))
+        if version is not None:
+            return version
+        if not self._versions:
+            raise NotFound(
+                f"Request for unknown model: '{self.model_name}' has no available versions",
+                reason=Reason.UNKNOWN_VERSION,
+            )
+        raise NotFound(
+            f"Request for unknown model: '{self.model_name}' version {text[:20]} is not found",
+            reason=Reason.UNKNOWN_VERSION,
+        )
+
+
+def _failure(entry: Entry, error: InferError) -> Failure:
+    entry.rows, entry.data, entry.shapes = 0, (), ()
+    return Failure(entry, error, error.reason in _DEAD)
+
+
+def _unexpected(entry: Entry, cause: Exception) -> UndecodableRecord:
+    error = UndecodableRecord(
+        f"the value cannot be read as {entry.content_type} "
+        f"({type(cause).__name__}: {str(cause)[:100]})"
+    )
+    error.__cause__ = cause
+    return error
