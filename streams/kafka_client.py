@@ -1,0 +1,130 @@
+"""What all Kafka parts share: aiokafka's errors as ours, its habits tamed, connections within a bound.
+
+Only the ``kafka_…`` modules import aiokafka, and each foreign exception becomes a `LogError` here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from types import MethodType
+from typing import Any, TypeVar
+
+from aiokafka import errors as kafka_errors
+from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.conn import create_conn
+from aiokafka.errors import KafkaError
+from aiokafka.protocol.metadata import MetadataRequest
+from headrace.schemas.errors import LogError
+
+T = TypeVar("T")
+
+FATAL = (
+    kafka_errors.AuthenticationFailedError,
+    kafka_errors.SaslAuthenticationFailed,
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.GroupAuthorizationFailedError,
+    kafka_errors.ClusterAuthorizationFailedError,
+    kafka_errors.UnsupportedSaslMechanismError,
+)
+
+
+def translated(exc: BaseException, doing: str) -> LogError:
+    """Make one sentence of a client's exception.
+
+    Args:
+        exc: What aiokafka raised.
+        doing: What was tried, such as ``"publishing to a.requests/0"``.
+    """
+    if isinstance(exc, LogError):
+        return exc
+    name = type(exc).__name__
+    text = str(exc).strip()
+    if isinstance(exc, KafkaError) and text.startswith("["):
+        # "[Error 29] TopicAuthorizationFailedError: …": the number tells nobody anything.
+        text = text.partition("] ")[2]
+    said = text if name in text else f"{name}: {text}" if text else name
+    retriable = bool(getattr(exc, "retriable", False)) or isinstance(exc, OSError | TimeoutError)
+    return LogError(f"{doing} failed: {said}", retriable=retriable and not isinstance(exc, FATAL))
+
+
+async def bounded(awaitable: Awaitable[T], timeout_s: float, doing: str) -> T:
+    """Await within a bound; anything that aiokafka raises, and lateness, become `LogError`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await awaitable
+    except TimeoutError as exc:
+        raise LogError(f"{doing} took longer than {timeout_s:g} s", retriable=True) from exc
+    except (KafkaError, OSError) as exc:
+        raise translated(exc, doing) from exc
+
+
+async def close_within(close: Callable[[], Awaitable[None]], timeout_s: float) -> None:
+    """Close a client; past the bound it is left to the loop's end, since nothing more can be done."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await close()
+    except (TimeoutError, KafkaError, OSError) as exc:
+        logging.getLogger("headrace.streams").warning("closing a Kafka client failed: %r", exc)
+
+
+def hush() -> None:
+    """Silence aiokafka's own logger unless somebody configured it.
+
+    It logs tracebacks of conditions that we report as `LogError` or retry.
+    """
+    logger = logging.getLogger("aiokafka")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL + 1)
+
+
+def never_create(client: AIOKafkaClient) -> None:
+    """Keep a client's metadata requests from creating topics.
+
+    aiokafka always allows it, so asking for a deleted topic would bring it back with the broker's default
+    partitions and settings (FAULTS B104).
+    """
+    client._metadata_update = MethodType(_update_metadata, client)  # noqa: SLF001  # no option for it
+
+
+async def _update_metadata(
+    client: AIOKafkaClient, cluster: ClusterMetadata, topics: Iterable[str] | None
+) -> bool:
+    """Do what `AIOKafkaClient._metadata_update` does, with ``allow_auto_topic_creation`` false."""
+    request = MetadataRequest(list(topics) if topics else None, allow_auto_topic_creation=False)
+    bootstrap = next((key for key in client._conns if key[0] == "bootstrap"), None)  # noqa: SLF001  # as above
+    nodes: list[Any] = [broker.nodeId for broker in client.cluster.brokers()]
+    random.shuffle(nodes)
+    for node in [*nodes, *(["bootstrap"] if bootstrap else [])]:
+        conn = await client._get_conn(node)  # noqa: SLF001  # as above
+        if conn is None:
+            continue
+        try:
+            metadata = await conn.send(request)
+        except (KafkaError, TimeoutError):
+            continue
+        if not metadata.brokers:
+            return False
+        cluster.update_metadata(metadata)
+        if bootstrap in client._conns and client.cluster.brokers():  # noqa: SLF001  # as above
+            client._conns.pop(bootstrap).close()  # noqa: SLF001  # as above
+        return True
+    cluster.failed_update(None)
+    return False
+
+
+async def answers(host: str, port: int, *, timeout_s: float = 2.0) -> bool:
+    """Say whether a broker listens there and answers a metadata request."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            conn = await create_conn(host, port, request_timeout_ms=int(timeout_s * 1000))
+            try:
+                await conn.send(MetadataRequest([], allow_auto_topic_creation=False))
+            finally:
+                conn.close()
+    except (OSError, TimeoutError, KafkaError):
+        return False
+    return True

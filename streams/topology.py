@@ -1,0 +1,190 @@
+"""Which topics there are: prefix and model in, names, partitions and settings out. Pure.
+
+The names are public, other people's producers and consumers rely on them (DESIGN §4). A model may be mapped onto
+topics of any name; one whose own name cannot be part of a topic's name must be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from aiokafka.partitioner import murmur2
+from headrace.schemas.errors import ConfigError
+from headrace.streams.log import TopicSpec
+
+MAX_TOPIC_CHARS = 249  # Kafka's Topic.MAX_NAME_LENGTH
+LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+RULE = f"a topic's name is made of a-z A-Z 0-9 . _ - and has at most {MAX_TOPIC_CHARS} of them"
+SHORT_RETENTION_MS = 600_000  # longer than any caller waits
+SEGMENT_MS = 600_000
+
+LOG_APPEND = {"message.timestamp.type": "LogAppendTime"}
+SHORT = {"retention.ms": str(SHORT_RETENTION_MS), "segment.ms": str(SEGMENT_MS)}
+COMPACTED = {"cleanup.policy": "compact"}
+# No client may have its answers written where we or other workers read our own words.
+INTERNAL = ("status", "control", "cancels", "dead-letters")
+INTERNAL_SUFFIXES = (".state", ".joins", ".answers")
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTopics:
+    """A model's topics under other names; an empty one keeps the usual name."""
+
+    requests: str = ""
+    results: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A function from a model's name to its topics.
+
+    Attributes:
+        prefix: First part of every name.
+        partitions: Of request topics that are created, and of result topics beside them.
+        reply_partitions: Of the replies topic: at least one per gateway.
+        replication: Replication factor; -1 is the broker's default.
+        mapped: Topics under other names, by model.
+        reply_topics: Patterns (``*``, ``?``) of topics that a client may name for its reply; empty is everything
+            under the prefix and the mapped topics. Topics that Headrace itself reads are never allowed.
+    """
+
+    prefix: str = "headrace"
+    partitions: int = 4
+    reply_partitions: int = 16
+    replication: int = -1
+    mapped: Mapping[str, MappedTopics] = field(default_factory=dict)
+    reply_topics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what could never be created.
+
+        Raises:
+            ConfigError: The prefix or a mapped name is illegal, or a count is below one.
+        """
+        check_topic(f"{self.prefix}.dead-letters", part=self.prefix, what="prefix")
+        for model, topics in self.mapped.items():
+            for what, name in (("requests", topics.requests), ("results", topics.results)):
+                if name:
+                    check_topic(name, part=name, what=f"{what} topic of model {model}")
+        for name, count in (
+            ("partitions", self.partitions),
+            ("reply_partitions", self.reply_partitions),
+        ):
+            if count < 1:
+                raise ConfigError("expected 1 or more", field=name, value=count)
+
+    @property
+    def replies(self) -> str:
+        """Replies to gateways; they claim its partitions."""
+        return f"{self.prefix}.replies"
+
+    @property
+    def cancels(self) -> str:
+        """Correlation ids of cancelled calls, read by all workers."""
+        return f"{self.prefix}.cancels"
+
+    @property
+    def control(self) -> str:
+        """Load and unload."""
+        return f"{self.prefix}.control"
+
+    @property
+    def status(self) -> str:
+        """What each worker and gateway has."""
+        return f"{self.prefix}.status"
+
+    @property
+    def dead_letters(self) -> str:
+        """Inputs that could not be served."""
+        return f"{self.prefix}.dead-letters"
+
+    def requests(self, model: str) -> str:
+        """Return a model's request topic; `ConfigError` if the model's name needs a mapping."""
+        named = self.mapped.get(model, MappedTopics()).requests
+        return named or self._own(model, "requests")
+
+    def results(self, model: str) -> str:
+        """Return a model's result topic; `ConfigError` if the model's name needs a mapping."""
+        named = self.mapped.get(model, MappedTopics()).results
+        return named or self._own(model, "results")
+
+    def group(self, model: str) -> str:
+        """Return a model's consumer group; one each, so that loading a model rebalances no other."""
+        return f"{self.prefix}.{model}"
+
+    def model_specs(self, model: str, *, partitions: int = 0) -> tuple[TopicSpec, ...]:
+        """Return the topics of a model as they should be; partition counts are equal (DESIGN §4).
+
+        Args:
+            model: Its name.
+            partitions: Of both; 0 is this topology's default. Pass what an existing request topic has.
+        """
+        count = partitions or self.partitions
+        return (
+            TopicSpec(self.requests(model), count, LOG_APPEND, self.replication),
+            TopicSpec(self.results(model), count, {}, self.replication),
+        )
+
+    def shared_specs(self) -> tuple[TopicSpec, ...]:
+        """Return the topics that all models share."""
+        return (
+            TopicSpec(self.replies, self.reply_partitions, SHORT, self.replication),
+            TopicSpec(self.cancels, 1, SHORT, self.replication),
+            TopicSpec(self.control, 1, COMPACTED, self.replication),
+            TopicSpec(self.status, 1, COMPACTED, self.replication),
+            TopicSpec(self.dead_letters, self.partitions, {}, self.replication),
+        )
+
+    def reply_allowed(self, topic: str) -> bool:
+        """Say whether a client may have its answer written to this topic."""
+        if not LEGAL.fullmatch(topic) or len(topic) > MAX_TOPIC_CHARS:
+            return False
+        if self._is_internal(topic):
+            return False
+        if self.reply_topics:
+            return any(fnmatchcase(topic, pattern) for pattern in self.reply_topics)
+        ours = topic.startswith(f"{self.prefix}.")
+        return ours or any(topic in (m.requests, m.results) for m in self.mapped.values())
+
+    def _is_internal(self, topic: str) -> bool:
+        own, _, rest = topic.partition(f"{self.prefix}.")
+        return not own and bool(rest) and (rest in INTERNAL or rest.endswith(INTERNAL_SUFFIXES))
+
+    def _own(self, model: str, kind: str) -> str:
+        name = f"{self.prefix}.{model}.{kind}"
+        check_topic(name, part=model, what="model")
+        return name
+
+
+def check_topic(name: str, *, part: str, what: str) -> None:
+    """Check that a topic's name is legal.
+
+    Args:
+        name: The whole name.
+        part: What the user gave of it.
+        what: What that is.
+
+    Raises:
+        ConfigError: It is not; the sentence has the rule.
+    """
+    if part and LEGAL.fullmatch(name) and len(name) <= MAX_TOPIC_CHARS:
+        return
+    hint = "; map the model onto topics of another name" if what == "model" else ""
+    raise ConfigError(f"cannot be (part of) a topic's name: {RULE}{hint}", field=what, value=part)
+
+
+def result_partition(request_partition: int, partitions: int) -> int:
+    """Return where an answer goes: the partition number of its request, modulo (DESIGN §4, FAULTS R8)."""
+    return request_partition % partitions
+
+
+def partition_for_key(key: bytes, partitions: int) -> int:
+    """Return the partition of a key as Java, Go and aiokafka producers choose it (murmur2).
+
+    Source: Apache Kafka, BuiltInPartitioner.partitionForKey.
+    """
+    hashed: int = murmur2(key)
+    return (hashed & 0x7FFFFFFF) % partitions
