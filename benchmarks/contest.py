@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarks.brokers import Broker
+from benchmarks.brokers import Broker, free_port
 from benchmarks.formats import FORMATS
 from benchmarks.observer import Seen, load
 from benchmarks.processes import BenchmarkFailed, Process, started, wait_for
@@ -88,6 +88,7 @@ class Worker:
             *(sys.executable, "-m", "headrace.deploy.cli", "worker"),
             *("--model-repository", str(self.repository)),
             *("--bootstrap-servers", broker.bootstrap, "--topic-prefix", tag),
+            *("--worker-port", str(free_port()), "--log-level", "warning"),
             *self.options,
         ]
 
@@ -109,11 +110,16 @@ class Run:
     peak_bytes: int
 
 
+def fresh_tag() -> str:
+    """Return a word that no topic and no group of this run begins with yet."""
+    return f"bench-{next(_run_number)}"
+
+
 def backlog(
     broker: Broker, contender: Contender, count: int, partitions: int, folder: Path
 ) -> Run:
     """Let a contender answer ``count`` preloaded requests on fresh topics, and check every answer."""
-    tag = f"bench-{next(_run_number)}"
+    tag = fresh_tag()
     source, target = contender.topics(tag)
     broker.create_topics([source, target], partitions)
     preload(broker.bootstrap, source, partitions, count, FORMATS[contender.format]())
@@ -142,6 +148,27 @@ def backlog(
         broker_cpu_us=1e6 * broker_cpu_s / counted,
         peak_bytes=peak.bytes,
     )
+
+
+@contextlib.contextmanager
+def serving(
+    broker: Broker, contender: Contender, count: int, partitions: int, folder: Path
+) -> Iterator[tuple[Process, Eyes, str]]:
+    """Run a contender on fresh topics for the time of a block, entered once it has answered request 0.
+
+    Yields:
+        The contender, an observer that waits for ``count`` answers (the first included), and the input topic.
+    """
+    tag = fresh_tag()
+    source, target = contender.topics(tag)
+    broker.create_topics([source, target], partitions)
+    with (
+        observed(broker, target, partitions, count, contender.format, folder / tag) as eyes,
+        started(contender.argv(tag, broker), folder / f"{tag}-{contender.name}.log") as process,
+    ):
+        preload(broker.bootstrap, source, partitions, 1, FORMATS[contender.format]())
+        wait_for(eyes.first.exists, 60.0, "first answer", process, eyes.process)
+        yield process, eyes, source
 
 
 class PeakMemory:

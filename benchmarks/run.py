@@ -15,11 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import brokers, worker_vs_loop
+from benchmarks import brokers, burst, latency, worker_vs_loop
 from benchmarks.figures import Figure
 from benchmarks.processes import BenchmarkFailed
 
-BENCHMARKS = {module.NAME: module for module in (worker_vs_loop,)}
+BENCHMARKS = {module.NAME: module for module in (worker_vs_loop, burst, latency)}
 
 
 def _say(text: str) -> None:

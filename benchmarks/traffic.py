@@ -53,7 +53,8 @@ async def _preload_partition(
             batch = producer.create_batch()
     if sent is not None:
         await sent
-    await (await producer.send_batch(batch, topic, partition=partition))
+    if batch.record_count():
+        await (await producer.send_batch(batch, topic, partition=partition))
 
 
 def pace(
