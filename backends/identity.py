@@ -1,0 +1,352 @@
+"""The ``identity`` backend: a test double that ships, so that faults can be rehearsed on a real service.
+
+It echoes inputs to outputs and misbehaves on request. The script is the model's ``parameters``; conditions look
+at a request's own content, so that a test picks the culprit by what it sends. No model file is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from headrace.backends.backend import Device
+from headrace.backends.identity_script import MAX_COUNT, Condition, Script, read_script
+from headrace.schemas.batch import Batch, Responses
+from headrace.schemas.errors import BackendError, ConfigError, InferError, OutOfMemory
+from headrace.schemas.model_config import ModelConfig, TensorConfig
+from headrace.schemas.signature import TensorSpec
+from headrace.schemas.tensor import Array, Datatype, Shape, split_bytes
+
+EXIT_STATUS = 70
+"""Exit status of a process that ``exit_if`` ends; EX_SOFTWARE, so that a test tells it from a signal."""
+
+REMEMBERED = 100_000
+"""Executions whose batch sizes `IdentityModel.executions` keeps; the oldest go first."""
+
+POLL_S = 0.005
+"""Seconds between two looks for ``block_until_file``."""
+
+
+class IdentityBackend:
+    """Echoes INPUTi to OUTPUTi, in the order of the configuration, after a script.
+
+    Attributes:
+        name: Backend name.
+        default_filename: None needed.
+        default_cpu_count: Instances of a CPU group without a count.
+        default_max_batch_size: Not used: nothing is completed.
+        supports_decoupled: ``responses`` emits 0..n responses.
+    """
+
+    name = "identity"
+    default_filename = ""
+    default_cpu_count = 1
+    supports_decoupled = True
+
+    def __init__(self) -> None:
+        """Take the defaults."""
+        self.default_max_batch_size = 0
+
+    def gpus(self) -> tuple[int, ...]:
+        """Return none: it runs on CPU only."""
+        return ()
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        """Return the configuration as it is; there is no model file that could say more.
+
+        Raises:
+            ConfigError: Inputs or outputs are not listed, or do not pair up.
+        """
+        check_pairs(config, str(path))
+        return config
+
+    def load(self, config: ModelConfig, path: Path) -> IdentityModel:
+        """Read the script.
+
+        Raises:
+            ConfigError: Inputs and outputs do not pair up, a parameter is unknown or has no meaning, or
+                ``fail_load`` says so.
+        """
+        check_pairs(config, str(path))
+        script = read_script(config)
+        if script.load_delay_ms:
+            threading.Event().wait(script.load_delay_ms / 1_000)
+        if script.fail_load:
+            raise ConfigError(script.fail_load, file=str(path), field="parameters.fail_load")
+        return IdentityModel(config, script)
+
+
+def check_pairs(config: ModelConfig, file: str) -> None:
+    """Check that outputs are echoes: one per input and in its order, then one per ``batch_input`` target or none.
+
+    Raises:
+        ConfigError: Names the pair and what differs.
+    """
+    if not config.inputs or not config.outputs:
+        raise ConfigError(
+            "the identity backend has no model file to read tensors from, expected input and output to be "
+            "listed, as many of each",
+            file=file,
+            field="output" if config.inputs else "input",
+        )
+    helpers = [name for helper in config.batch_inputs for name in helper.target_names]
+    counts = {len(config.inputs), len(config.inputs) + len(helpers)}
+    if len(config.outputs) not in counts:
+        raise ConfigError(
+            f"has {len(config.outputs)} entries, expected {' or '.join(map(str, sorted(counts)))}, one for "
+            "each input",
+            file=file,
+            field="output",
+        )
+    for source, target in zip(config.inputs, config.outputs, strict=False):
+        for word, one, other in (
+            ("data_type", str(source.datatype), str(target.datatype)),
+            ("dims", str(list(_model_dims(source))), str(list(_model_dims(target)))),
+        ):
+            if one != other:
+                raise ConfigError(
+                    f"echoes input '{source.name}', expected {one}",
+                    file=file,
+                    field=f"output.{target.name}.{word}",
+                    value=other,
+                )
+
+
+def _model_dims(tensor: TensorConfig) -> Shape:
+    return tensor.dims if tensor.reshape is None else tensor.reshape
+
+
+class IdentityModel:
+    """One loaded version, with the memory of what was executed.
+
+    Attributes:
+        repeatable: As the parameter says.
+        executions: Rows of each execution that began, over all instances, in order; the last `REMEMBERED`.
+    """
+
+    def __init__(self, config: ModelConfig, script: Script) -> None:
+        """Pair the tensors."""
+        self.repeatable = script.repeatable
+        self.executions: deque[int] = deque(maxlen=REMEMBERED)
+        self.script = script
+        sources = [tensor.name for tensor in config.inputs]
+        sources += [name for helper in config.batch_inputs for name in helper.target_names]
+        self.pairs = tuple(zip(sources, [t.name for t in config.outputs], strict=False))
+        self._failures_left = script.fail_times
+        self._lock = threading.Lock()
+
+    def began(self, rows: int) -> bool:
+        """Note an execution; return whether it is one of the first that must fail."""
+        with self._lock:
+            self.executions.append(rows)
+            fails = self._failures_left > 0
+            self._failures_left -= fails
+        return fails
+
+    def instance(self, name: str, device: Device) -> IdentityInstance:
+        """Make an instance; every device is the CPU."""
+        del device
+        return IdentityInstance(name, self)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class IdentityInstance:
+    """One instance.
+
+    Attributes:
+        name: As the instance group names it.
+        concurrency: One batch at a time.
+        device: CPU.
+    """
+
+    concurrency = 1
+    device = "CPU"
+
+    def __init__(self, name: str, model: IdentityModel) -> None:
+        """Belong to a model."""
+        self.name = name
+        self._model = model
+        self._is_open = True
+        self._pause = threading.Event()  # never set: a wait that frees the interpreter's lock
+
+    def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:
+        """Play the script on one batch: exit, block, delay, fail, or echo; in this order.
+
+        Raises:
+            OutOfMemory: The batch is above ``out_of_memory_above_rows``.
+            BackendError: ``fail_times`` or ``fail_if`` says so, ``block_until_file`` never appeared, or the
+                instance is closed.
+        """
+        if not self._is_open:
+            raise BackendError(f"instance '{self.name}' is closed")
+        script = self._model.script
+        fails = self._model.began(batch.rows)
+        if script.exit_if and _hits(batch, script.exit_if) and _exit_marked(script):
+            os._exit(EXIT_STATUS)
+        self._block(batch, script)
+        if script.execute_delay_ms:
+            self._pause.wait(script.execute_delay_ms / 1_000)
+        if fails:
+            raise BackendError("scripted failure: one of the first fail_times executions")
+        if script.out_of_memory_above_rows is not None and (
+            batch.rows > script.out_of_memory_above_rows
+        ):
+            raise OutOfMemory(
+                f"scripted memory error: {batch.rows} rows are above {script.out_of_memory_above_rows}"
+            )
+        if script.fail_if and _hits(batch, script.fail_if):
+            raise BackendError(f"scripted failure: {script.fail_if} in the batch")
+        self._respond(batch, script, emit)
+
+    def healthy(self) -> bool:
+        """Whether it can execute: until it is closed, and for ``healthy_executions`` executions."""
+        limit = self._model.script.healthy_executions
+        return self._is_open and (limit is None or len(self._model.executions) < limit)
+
+    def close(self) -> None:
+        """Execute no more."""
+        self._is_open = False
+
+    def _block(self, batch: Batch, script: Script) -> None:
+        if not script.block_until_file or (script.block_if and not _hits(batch, script.block_if)):
+            return
+        deadline = time.monotonic() + script.block_limit_ms / 1_000
+        while not Path(script.block_until_file).exists():
+            if time.monotonic() > deadline:
+                raise BackendError(
+                    f"scripted block: {script.block_until_file} did not appear within "
+                    f"{script.block_limit_ms} ms"
+                )
+            self._pause.wait(POLL_S)
+
+    def _respond(self, batch: Batch, script: Script, emit: Callable[[Responses], None]) -> None:
+        errors: dict[int, InferError] = {}
+        if script.error_if:
+            errors = {
+                index: BackendError(f"scripted error: {script.error_if} in the request")
+                for index in _hits(batch, script.error_if)
+            }
+        counts = _response_counts(batch, script)
+        if counts is None:
+            emit(Responses(self._echo(batch, script), errors=errors))
+            return
+        for turn in range(max(counts, default=0)):
+            for final in (False, True):
+                members = [
+                    i for i, n in enumerate(counts) if n > turn and (n == turn + 1) is final
+                ]
+                if members:
+                    piece = Batch(batch.signature, [batch.entries[i] for i in members])
+                    emit(
+                        Responses(
+                            self._echo(piece, script),
+                            members=members,
+                            errors={i: errors[i] for i in members if i in errors},
+                            final=final,
+                        )
+                    )
+
+    def _echo(self, batch: Batch, script: Script) -> dict[str, Array]:
+        """Return wanted outputs; an optional input that is absent has no echo."""
+        columns = batch.inputs()
+        outputs = {
+            target: columns[source]
+            for source, target in self._model.pairs
+            if source in columns and batch.wants(target)
+        }
+        return {name: _distort(array, script) for name, array in outputs.items()}
+
+
+def _distort(array: Array, script: Script) -> Array:
+    """Return the echo with ``output_rows`` too many or too few rows, or as a scalar (FAULTS B36)."""
+    if script.output_scalar:
+        return array.reshape(-1)[:1].reshape(())
+    rows = (array.shape[0] if array.ndim else 0) + script.output_rows_delta
+    if script.output_rows_delta < 0:
+        return array[: max(rows, 0)]
+    if script.output_rows_delta > 0:
+        return np.concatenate([array, np.repeat(array[:1], script.output_rows_delta, axis=0)])
+    return array
+
+
+def _exit_marked(script: Script) -> bool:
+    """Whether to exit now: always without a marker, else once, when the marker is made."""
+    if not script.exit_marker_file:
+        return True
+    try:
+        Path(script.exit_marker_file).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _hits(batch: Batch, condition: Condition) -> list[int]:
+    """Return the entries of which any row's first element equals the condition's value."""
+    spec = _spec(batch, condition.input)
+    return [
+        index
+        for index, entry in enumerate(batch.entries)
+        if entry is not None
+        and any(_equals(item, condition.value) for item in _first_elements(batch, spec, index))
+    ]
+
+
+def _response_counts(batch: Batch, script: Script) -> list[int] | None:
+    """Return the responses that each entry gets, or None for the usual one response to all."""
+    if script.responses_input:
+        spec = _spec(batch, script.responses_input)
+        firsts = [
+            _first_elements(batch, spec, i) if e is not None else ()
+            for i, e in enumerate(batch.entries)
+        ]
+        return [_bounded(items[0]) if items else 0 for items in firsts]
+    if script.responses is None:
+        return None
+    return [0 if entry is None else script.responses for entry in batch.entries]
+
+
+def _bounded(item: object) -> int:
+    """Return a number of responses as the request gives it, at most `MAX_COUNT`; nonsense is none."""
+    try:
+        asked: int = int(item)  # type: ignore[call-overload]  # a number or the digits of a BYTES element
+    except (ValueError, OverflowError):
+        return 0
+    return max(0, min(asked, MAX_COUNT))
+
+
+def _spec(batch: Batch, name: str) -> TensorSpec:
+    spec = batch.signature.input(name) if name else batch.signature.inputs[0]
+    assert spec is not None  # the script was checked against the configuration
+    return spec
+
+
+def _first_elements(batch: Batch, spec: TensorSpec, index: int) -> tuple[object, ...]:
+    """Return the first element of each row of an entry's input, as Python values; none where it is empty."""
+    entry = batch.entries[index]
+    assert entry is not None
+    raw = entry.data[spec.index]
+    if raw is None or not len(raw):
+        return ()
+    items: list[object]
+    if spec.datatype is Datatype.BYTES:
+        items = list(split_bytes(spec.name, raw))
+    else:
+        items = np.frombuffer(raw, dtype=spec.datatype.numpy).tolist()
+    step = max(1, len(items) // max(1, entry.rows))
+    return tuple(items[::step])
+
+
+def _equals(item: object, value: str) -> bool:
+    if isinstance(item, bytes):
+        return item == value.encode()
+    try:
+        return float(item) == float(value)  # type: ignore[arg-type]  # a number: BYTES are handled above
+    except ValueError:
+        return False

@@ -1,0 +1,199 @@
+"""The script of the identity backend: which ``parameters`` it understands, read and checked. Pure.
+
+A condition is ``VALUE`` or ``INPUT=VALUE``: it holds for a request of which any row's first element of the input
+(the first input where none is named) equals the value.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.schemas.errors import ConfigError
+from headrace.schemas.model_config import ModelConfig
+
+MAX_DELAY_MS = 600_000
+"""Longest scripted delay or block: ten minutes."""
+
+MAX_COUNT = 1_000_000
+"""Largest scripted count of rows, executions or responses."""
+
+BLOCK_LIMIT_MS = 30_000
+"""``block_limit_ms`` where the configuration has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Holds for a request of which any row's first element of ``input`` (``""``: the first) equals ``value``."""
+
+    input: str
+    value: str
+
+    def __str__(self) -> str:
+        """Show it as it was written."""
+        return f"{self.input}={self.value}" if self.input else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What an identity model does besides echoing. Field = parameter, unless said otherwise.
+
+    Attributes:
+        execute_delay_ms: Every execution takes at least this long.
+        fail_times: So many first executions of the model fail as a whole.
+        fail_if: Condition: a batch that holds such a request fails as a whole.
+        error_if: Condition: such a request gets an error of its own, its neighbours are served.
+        out_of_memory_above_rows: A batch of more rows fails for want of memory.
+        output_rows_delta: From ``output_rows``: so many rows too many, or (negative) too few, in each output.
+        output_scalar: From ``output_rows: scalar``: each output is a scalar.
+        responses: So many responses for each request of a decoupled model; None is the usual one.
+        responses_input: From ``responses: INPUT``: the input's first element says how many.
+        exit_if: Condition: the process ends at once, as if killed.
+        exit_marker_file: ``exit_if`` acts only while this file does not exist, and makes it.
+        block_until_file: Executions wait until this file exists.
+        block_if: Condition: only batches with such a request wait for ``block_until_file``.
+        block_limit_ms: The wait fails after so long.
+        healthy_executions: Instances report healthy until the model began so many executions.
+        repeatable: A failed batch may be run again in pieces.
+        load_delay_ms: Loading takes at least this long.
+        fail_load: Loading fails with this sentence.
+    """
+
+    execute_delay_ms: int = 0
+    fail_times: int = 0
+    fail_if: Condition | None = None
+    error_if: Condition | None = None
+    out_of_memory_above_rows: int | None = None
+    output_rows_delta: int = 0
+    output_scalar: bool = False
+    responses: int | None = None
+    responses_input: str = ""
+    exit_if: Condition | None = None
+    exit_marker_file: str = ""
+    block_until_file: str = ""
+    block_if: Condition | None = None
+    block_limit_ms: int = BLOCK_LIMIT_MS
+    healthy_executions: int | None = None
+    repeatable: bool = True
+    load_delay_ms: int = 0
+    fail_load: str = ""
+
+
+PARAMETERS = (
+    "execute_delay_ms",
+    "fail_times",
+    "fail_if",
+    "error_if",
+    "out_of_memory_above_rows",
+    "output_rows",
+    "responses",
+    "exit_if",
+    "exit_marker_file",
+    "block_until_file",
+    "block_if",
+    "block_limit_ms",
+    "healthy_executions",
+    "repeatable",
+    "load_delay_ms",
+    "fail_load",
+)
+"""Every parameter there is."""
+
+
+def read_script(config: ModelConfig) -> Script:
+    """Read the script from the configuration's ``parameters``.
+
+    Raises:
+        ConfigError: A parameter is unknown, or its value has no meaning; names it and what was expected.
+    """
+    given = config.parameters
+    for key in given:
+        if key not in PARAMETERS:
+            near = difflib.get_close_matches(key, PARAMETERS, 1)
+            raise ConfigError(
+                f"unknown to the identity backend{f', did you mean {near[0]!r}?' if near else ''}; "
+                f"expected one of {', '.join(PARAMETERS)}",
+                field=f"parameters.{key}",
+            )
+    delta, scalar = _output_rows(given)
+    responses, responses_input = _responses(config)
+    return Script(
+        execute_delay_ms=_count(given, "execute_delay_ms", MAX_DELAY_MS) or 0,
+        fail_times=_count(given, "fail_times", MAX_COUNT) or 0,
+        fail_if=_condition(config, "fail_if"),
+        error_if=_condition(config, "error_if"),
+        out_of_memory_above_rows=_count(given, "out_of_memory_above_rows", MAX_COUNT),
+        output_rows_delta=delta,
+        output_scalar=scalar,
+        responses=responses,
+        responses_input=responses_input,
+        exit_if=_condition(config, "exit_if"),
+        exit_marker_file=given.get("exit_marker_file", ""),
+        block_until_file=given.get("block_until_file", ""),
+        block_if=_condition(config, "block_if"),
+        block_limit_ms=_count(given, "block_limit_ms", MAX_DELAY_MS) or BLOCK_LIMIT_MS,
+        healthy_executions=_count(given, "healthy_executions", MAX_COUNT),
+        repeatable=_repeatable(given),
+        load_delay_ms=_count(given, "load_delay_ms", MAX_DELAY_MS) or 0,
+        fail_load=given.get("fail_load", ""),
+    )
+
+
+def _count(given: Mapping[str, str], key: str, maximum: int) -> int | None:
+    text = given.get(key)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) > maximum:
+        raise _bad(key, text, f"an integer from 0 to {maximum}")
+    return int(text)
+
+
+def _condition(config: ModelConfig, key: str) -> Condition | None:
+    text = config.parameters.get(key)
+    if text is None:
+        return None
+    name, found, value = text.partition("=")
+    if not found:
+        return Condition("", text)
+    inputs = [tensor.name for tensor in config.inputs]
+    if name not in inputs:
+        raise _bad(key, text, f"VALUE or INPUT=VALUE with one of the inputs {', '.join(inputs)}")
+    return Condition(name, value)
+
+
+def _output_rows(given: Mapping[str, str]) -> tuple[int, bool]:
+    text = given.get("output_rows", "0")
+    if text == "scalar":
+        return 0, True
+    try:
+        delta = int(text)
+    except ValueError:
+        delta = MAX_COUNT + 1
+    if abs(delta) > MAX_COUNT:
+        raise _bad("output_rows", text, "an integer such as -1 or 2, or the word scalar")
+    return delta, False
+
+
+def _responses(config: ModelConfig) -> tuple[int | None, str]:
+    text = config.parameters.get("responses")
+    if text is None:
+        return None, ""
+    if not config.decoupled:
+        raise _bad("responses", text, "only in a model with model_transaction_policy.decoupled")
+    if any(tensor.name == text for tensor in config.inputs):
+        return None, text
+    if not text.isdecimal() or int(text) > MAX_COUNT:
+        raise _bad("responses", text, f"an integer from 0 to {MAX_COUNT}, or the name of an input")
+    return int(text), ""
+
+
+def _repeatable(given: Mapping[str, str]) -> bool:
+    text = given.get("repeatable", "true")
+    if text not in ("true", "false"):
+        raise _bad("repeatable", text, "true or false")
+    return text == "true"
+
+
+def _bad(key: str, value: str, expected: str) -> ConfigError:
+    return ConfigError(f"expected {expected}", field=f"parameters.{key}", value=repr(value))
