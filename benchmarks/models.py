@@ -32,12 +32,9 @@ def write_onnx(path: Path) -> None:
     save(model, str(path))
 
 
-def write_repository(folder: Path) -> Path:
-    """Write a model repository with the network, and return the ONNX file in it."""
-    version = folder / MODEL / "1"
-    version.mkdir(parents=True)
-    (folder / MODEL / "config.pbtxt").write_text(
-        f"""name: "{MODEL}"
+def configuration() -> str:
+    """Return the text of the model's config.pbtxt: one instance, one thread."""
+    return f"""name: "{MODEL}"
 backend: "onnxruntime"
 max_batch_size: {MAX_BATCH_ROWS}
 input [{{ name: "{INPUT}", data_type: TYPE_FP32, dims: [{SIZES[0]}] }}]
@@ -49,6 +46,12 @@ parameters [
   {{ key: "inter_op_thread_count", value: {{ string_value: "1" }} }}
 ]
 """
-    )
+
+
+def write_repository(folder: Path) -> Path:
+    """Write a model repository with the network, and return the ONNX file in it."""
+    version = folder / MODEL / "1"
+    version.mkdir(parents=True)
+    (folder / MODEL / "config.pbtxt").write_text(configuration())
     write_onnx(version / "model.onnx")
     return version / "model.onnx"
