@@ -22,7 +22,7 @@ import numpy as np
 from headrace.deploy.demo_files import FileTypes, choose_files, default_roots
 from headrace.deploy.demo_records import Exchange, Job
 from headrace.deploy.demo_report import console, print_report
-from headrace.deploy.demo_service import Service, serving
+from headrace.deploy.serving import Service, serving
 from headrace.schemas.errors import ConfigError
 from rich.progress import Progress
 
@@ -95,7 +95,7 @@ async def demo(count: int, roots: Sequence[Path]) -> Run:
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder:
         write_repository(Path(folder, "models"), types)
         console.print(f"[bold]headrace serve[/] {folder}/models, on the embedded broker …")
-        async with serving(Path(folder)) as service:
+        async with serving(Path(folder, "models"), Path(folder, "serve.log")) as service:
             console.print(
                 f"Ready: records on [cyan]{service.bootstrap}[/], HTTP on [cyan]{service.url}[/]"
             )

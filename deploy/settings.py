@@ -25,8 +25,17 @@ logger = logging.getLogger(__name__)
 PREFIX = "HEADRACE_"
 """Of every environment variable."""
 
-NOT_SETTINGS = frozenset({"HEADRACE_TEST_BOOTSTRAP", "HEADRACE_PEERS", "HEADRACE_DEBUG"})
-"""Variables with the prefix that other parts of the project read."""
+NOT_SETTINGS = frozenset({"HEADRACE_TEST_BOOTSTRAP", "HEADRACE_PEERS", "HEADRACE_URL"})
+"""Variables with the prefix that are read elsewhere: by tests, benchmarks and single commands."""
+
+KAFKA_PREFIX = "HEADRACE_KAFKA_"
+"""Of variables that carry Kafka's own properties, except ``HEADRACE_KAFKA_CONFIG``, which names a file of them."""
+
+ORCHESTRATORS = ("SERVICE_HOST", "SERVICE_PORT", "PORT")
+"""How the variables begin, after the prefix, that an orchestrator makes for a service called headrace-kafka."""
+
+EMBEDDED_PORT = 9092
+"""Kafka's own port, so that examples need no other."""
 
 Words = Annotated[tuple[str, ...], NoDecode]
 """A repeatable option; one text with commas in the environment."""
@@ -73,6 +82,18 @@ class Settings(BaseSettings):
     model_load_thread_count: int = Field(
         4, ge=1, description="Models that load at the same time.", json_schema_extra=REPOSITORY
     )
+    model_load_retry_count: int = Field(
+        0,
+        ge=0,
+        description="Times that a failed load is tried again.",
+        json_schema_extra=REPOSITORY,
+    )
+    default_max_batch_size: int = Field(
+        4,
+        ge=1,
+        description="Rows per batch that auto-complete chooses for a model that can batch and says nothing.",
+        json_schema_extra=REPOSITORY,
+    )
     exit_on_error: bool = Field(
         default=True,
         description="Refuse to start when a model does not load; false serves the others.",
@@ -91,6 +112,13 @@ class Settings(BaseSettings):
     kafka_config: Path | None = Field(
         None,
         description="File with Kafka's own client properties (bootstrap.servers, security.protocol, …).",
+        json_schema_extra=BROKER,
+    )
+    broker_port: int = Field(
+        EMBEDDED_PORT,
+        ge=0,
+        le=65535,
+        description="Port of the embedded broker; another free one is taken where the default is not free.",
         json_schema_extra=BROKER,
     )
     topic_prefix: str = Field(
@@ -254,11 +282,24 @@ def misspelt_variables() -> list[str]:
     known = [variable_name(field) for field in Settings.model_fields]
     warnings = []
     for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in known and name not in NOT_SETTINGS:
+        if name.startswith(KAFKA_PREFIX) or name in known or name in NOT_SETTINGS:
+            continue
+        if name.startswith(PREFIX):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if near:
                 warnings.append(f"{name} is no setting and is ignored; did you mean {near[0]}?")
     return warnings
+
+
+def kafka_variables() -> dict[str, str]:
+    """Return the environment variables that carry Kafka's own properties."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(KAFKA_PREFIX)
+        and name != variable_name("kafka_config")
+        and not name.removeprefix(KAFKA_PREFIX).startswith(ORCHESTRATORS)
+    }
 
 
 def _read_file(path: Path) -> dict[str, object]:

@@ -3,6 +3,7 @@
 import pytest
 from headrace.deploy.settings import (
     Settings,
+    kafka_variables,
     load_settings,
     misspelt_variables,
     option_name,
@@ -109,6 +110,16 @@ def test_a_misspelt_variable_is_told_and_an_orchestrators_is_not(monkeypatch):
     assert misspelt_variables() == [
         "HEADRACE_HTTP_PROT is no setting and is ignored; did you mean HEADRACE_HTTP_PORT?"
     ]
+
+
+def test_kafka_properties_from_the_environment_leave_out_the_file_and_an_orchestrators_names(
+    monkeypatch,
+):
+    monkeypatch.setenv("HEADRACE_KAFKA_CONFIG", "/etc/client.properties")
+    monkeypatch.setenv("HEADRACE_KAFKA_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("HEADRACE_KAFKA_PORT_9092_TCP", "tcp://10.0.0.1:9092")
+    monkeypatch.setenv("HEADRACE_KAFKA_SECURITY_PROTOCOL", "SSL")
+    assert kafka_variables() == {"HEADRACE_KAFKA_SECURITY_PROTOCOL": "SSL"}
 
 
 def test_every_field_is_described_and_has_a_default():

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,14 +26,19 @@ class Service:
     Attributes:
         bootstrap: Address of its broker.
         url: Root of its V2 API.
+        metrics_url: Root of the gateway's metrics.
         worker_url: Root of the worker's own port.
+        log: File with what it prints.
     """
 
-    def __init__(self, broker_port: int, http_port: int, worker_port: int) -> None:
-        """Keep the addresses."""
-        self.bootstrap = f"127.0.0.1:{broker_port}"
-        self.url = f"http://127.0.0.1:{http_port}"
-        self.worker_url = f"http://127.0.0.1:{worker_port}"
+    def __init__(self, ports: Sequence[int], log: Path) -> None:
+        """Keep the addresses: ports of broker, V2, metrics and worker; ``log`` is what it prints."""
+        broker, http, metrics, worker = ports
+        self.bootstrap = f"127.0.0.1:{broker}"
+        self.url = f"http://127.0.0.1:{http}"
+        self.metrics_url = f"http://127.0.0.1:{metrics}"
+        self.worker_url = f"http://127.0.0.1:{worker}"
+        self.log = log
 
     async def is_ready(self) -> bool:
         """Ask whether every model is ready."""
@@ -73,20 +78,34 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[Service]:
-    """Serve ``folder/models`` on the embedded broker while the block runs.
+async def serving(path: Path, log: Path, options: Sequence[str] = ()) -> AsyncIterator[Service]:
+    """Serve a repository or a model on the embedded broker, on free ports, while the block runs.
+
+    Args:
+        path: As for ``headrace serve``.
+        log: File to write what it prints to.
+        options: Further options.
 
     Raises:
         ConfigError: It does not become ready, or does not end cleanly; the last lines of its log are in the sentence.
     """
-    broker, http, metrics, worker = _free_ports(4)
-    log = folder / "serve.log"
-    service = Service(broker, http, worker)
+    ports = free_ports(4)
+    names = ("--broker-port", "--http-port", "--metrics-port", "--worker-port")
+    addresses = [
+        word for name, port in zip(names, ports, strict=True) for word in (name, str(port))
+    ]
+    service = Service(ports, log)
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headrace.deploy.cli", "serve", str(folder / "models")),
-            *("--broker-port", str(broker), "--http-port", str(http)),
-            *("--metrics-port", str(metrics), "--worker-port", str(worker)),
+            *(
+                sys.executable,
+                "-m",
+                "headrace.deploy.cli",
+                "serve",
+                str(path),
+                *addresses,
+                *options,
+            ),
             stdout=out,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -119,7 +138,7 @@ def _tail(log: Path, lines: int = 20) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that are free now, all different."""
     sockets = [socket.socket() for _ in range(count)]
     try:

@@ -1,0 +1,118 @@
+"""Which broker a process talks to: the embedded one, or the Kafka that the settings name."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+
+from headrace.deploy.settings import (
+    EMBEDDED_PORT,
+    Settings,
+    kafka_variables,
+    option_name,
+    variable_name,
+)
+from headrace.schemas.errors import ConfigError
+from headrace.streams.embedded import HOST, EmbeddedBroker
+from headrace.streams.kafka import KafkaLog
+from headrace.streams.kafka_properties import (
+    KafkaSettings,
+    from_environment,
+    read_properties,
+    translate,
+)
+from headrace.streams.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+
+def kafka_properties(settings: Settings) -> dict[str, str]:
+    """Return the Kafka properties that the settings give: file, then environment, then options, the last wins.
+
+    Raises:
+        ConfigError: The file cannot be read or parsed.
+    """
+    properties: dict[str, str] = {}
+    path = settings.kafka_config
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(
+                f"the file cannot be read: {exc}", field=option_name("kafka_config"), value=path
+            ) from exc
+        properties |= read_properties(text, file=str(path))
+    properties |= from_environment(kafka_variables())
+    if settings.bootstrap_servers:
+        properties["bootstrap.servers"] = settings.bootstrap_servers
+    if settings.group_instance_id:
+        properties["group.instance.id"] = settings.group_instance_id
+    return properties
+
+
+def kafka_settings(settings: Settings) -> KafkaSettings:
+    """Return how to reach the Kafka that the settings name.
+
+    Raises:
+        ConfigError: None is named, or a property is wrong.
+    """
+    properties = kafka_properties(settings)
+    if "bootstrap.servers" not in properties:
+        raise ConfigError(
+            f"no Kafka is named: give {option_name('bootstrap_servers')} host:port, "
+            f"{variable_name('bootstrap_servers')}, or {option_name('kafka_config')} FILE with "
+            "bootstrap.servers in it"
+        )
+    return translated(properties, settings)
+
+
+def translated(properties: Mapping[str, str], settings: Settings) -> KafkaSettings:
+    """Translate Kafka's properties for our client, with a logged warning for each that is ignored."""
+    file = "" if settings.kafka_config is None else str(settings.kafka_config)
+    kafka = translate(properties, file=file)
+    for warning in kafka.warnings:
+        logger.warning(warning)
+    return kafka
+
+
+def open_log(kafka: KafkaSettings) -> KafkaLog:
+    """Return the log on a Kafka; entering it connects."""
+    return KafkaLog(kafka)
+
+
+def is_embedded(settings: Settings) -> bool:
+    """Whether the settings name no Kafka, so that the embedded broker serves."""
+    return "bootstrap.servers" not in kafka_properties(settings)
+
+
+def embedded_broker(settings: Settings) -> EmbeddedBroker:
+    """Return the embedded broker; entering it starts it.
+
+    The default port is Kafka's own, so that examples work as written; where it is taken another one does as well,
+    since nobody asked for it. A port that was asked for is used or refused.
+    """
+    port = settings.broker_port
+    if port == EMBEDDED_PORT and not _is_free(port):
+        port = 0
+    return EmbeddedBroker(port=port)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def topology_of(settings: Settings) -> Topology:
+    """Return the topic names of these settings."""
+    own = (f"{settings.topic_prefix}.*",) if settings.allow_reply_topics else ()
+    return Topology(
+        prefix=settings.topic_prefix,
+        partitions=settings.partitions,
+        reply_topics=own + settings.allow_reply_topics,
+    )

@@ -1,0 +1,85 @@
+"""The command `headrace`: finds the command, and turns whatever ends it into one sentence and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from headrace.deploy import (
+    commands_infer,
+    commands_models,
+    commands_serve,
+    commands_topics,
+)
+from headrace.deploy.console import errors
+from headrace.deploy.failure import known_failure
+
+INTERRUPTED = 130
+"""Exit status after the interrupt key, as shells have it."""
+
+app = typer.Typer(
+    name="headrace",
+    help="Serve machine-learning models from Apache Kafka with Triton's semantics.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("serve")(commands_serve.serve)
+app.command("worker")(commands_serve.worker)
+app.command("gateway")(commands_serve.gateway)
+app.command("infer")(commands_infer.infer)
+app.add_typer(commands_models.app, name="models")
+app.command("topics")(commands_topics.topics)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(version("headrace"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error comes from (a traceback).")
+    ] = False,
+) -> None:
+    """Serve machine-learning models from Apache Kafka with Triton's semantics."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; always ends with `SystemExit`.
+
+    Args:
+        arguments: Without the program's name; None takes the process's own.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(args=given, prog_name="headrace")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as exc:
+        if "--debug" in given:
+            raise
+        failure = known_failure(exc)
+        if failure is None:
+            errors.print(
+                f"internal error, {type(exc).__name__}: {exc}; "
+                "headrace --debug COMMAND shows where it comes from",
+                markup=False,
+            )
+            sys.exit(1)
+        errors.print(str(failure), markup=False)
+        sys.exit(failure.status)
+
+
+if __name__ == "__main__":
+    main()
