@@ -28,7 +28,6 @@ class Rule:
 
 
 ENSEMBLE = "ensemble"
-DECOUPLED = "model_transaction_policy.decoupled"
 
 REFUSED = (
     Rule(
@@ -39,7 +38,6 @@ REFUSED = (
         "ensemble_scheduling",
         "expected a single model: this release does not chain models, so serve the steps one by one",
     ),
-    Rule(DECOUPLED, "expected false: this release gives exactly one response per request"),
     Rule(
         "response_cache.enable",
         "expected false: this release has no response cache, so each request would run the model",
@@ -109,15 +107,12 @@ HINTS = (
 """Speed only: the model is served without, and one warning per model says so."""
 
 
-def check_supported(
-    message: ModelConfigMessage, *, file: str, supports_decoupled: bool = False
-) -> list[str]:
+def check_supported(message: ModelConfigMessage, *, file: str) -> list[str]:
     """Refuse what this release does not do, and list what it merely does not need.
 
     Args:
         message: As parsed, before defaults are written into it.
         file: Path for the sentences.
-        supports_decoupled: The backend may give 0..n responses.
 
     Returns:
         Warnings, one sentence for each field that is ignored.
@@ -126,8 +121,6 @@ def check_supported(
         ConfigError: A field would change results; names it, its value and the reason.
     """
     for rule in REFUSED:
-        if rule.path == DECOUPLED and supports_decoupled:
-            continue
         for path, value in _set(message, rule.path.split(".")):
             raise ConfigError(rule.reason, file=file, field=path, value=_shown(value))
     if message.platform == ENSEMBLE:
@@ -142,6 +135,23 @@ def check_supported(
         for rule in HINTS
         for path, value in _set(message, rule.path.split("."))
     ]
+
+
+def check_decoupled(
+    message: ModelConfigMessage, *, file: str, backend: str, supports_decoupled: bool
+) -> None:
+    """Refuse a decoupled model (0..n responses per request) on a backend that cannot be one.
+
+    Raises:
+        ConfigError: ``model_transaction_policy.decoupled`` is true and the backend does not support it.
+    """
+    if message.model_transaction_policy.decoupled and not supports_decoupled:
+        raise ConfigError(
+            f"expected false: backend '{backend}' gives exactly one response per request in this release",
+            file=file,
+            field="model_transaction_policy.decoupled",
+            value="true",
+        )
 
 
 def _set(message: Message, path: list[str], at: str = "") -> Iterator[tuple[str, object]]:
@@ -170,7 +180,7 @@ def _set(message: Message, path: list[str], at: str = "") -> Iterator[tuple[str,
 def _shown(value: object) -> str:
     """Show a value in one short line."""
     if isinstance(value, Message):
-        text = f"{{ {text_format.MessageToString(value, as_one_line=True)} }}"
+        text = f"{{{text_format.MessageToString(value, as_one_line=True)}}}"
     elif isinstance(value, bool):
         text = str(value).lower()
     else:

@@ -109,7 +109,7 @@ def resolve(
     *,
     backend: str,
     default_cpu_count: int = 1,
-    gpus: Sequence[int] | None = (),
+    gpus: Sequence[int] = (),
     file: str = "",
 ) -> ModelConfig:
     """Fill in what the backend decides: its name and the instance groups (SEMANTICS MR-30, MR-33).
@@ -118,8 +118,7 @@ def resolve(
         config: After auto-complete.
         backend: Name of the backend that runs it.
         default_cpu_count: Instances of a CPU group that gives no count.
-        gpus: GPUs that the backend can use; none: ``KIND_AUTO`` is ``KIND_CPU``. None where nobody knows:
-            ``KIND_AUTO`` stays, and the backend tries.
+        gpus: GPUs that the backend can use; none: ``KIND_AUTO`` is ``KIND_CPU``.
         file: Path for the error's sentence.
 
     Returns:
@@ -133,14 +132,14 @@ def resolve(
         whole.instance_group.add(name=whole.name)
     for index, group in enumerate(whole.instance_group):
         group.name = group.name or f"{whole.name}_{index}"
-        if group.kind == kinds.KIND_AUTO and gpus is not None:
+        if group.kind == kinds.KIND_AUTO:
             if gpus and set(group.gpus) <= set(gpus):
                 group.kind = kinds.KIND_GPU
             else:
                 group.kind = kinds.KIND_CPU
                 del group.gpus[:]
         if group.kind == kinds.KIND_GPU and not group.gpus:
-            group.gpus.extend(gpus or ())
+            group.gpus.extend(gpus)
         if group.count == 0:
             group.count = default_cpu_count if group.kind == kinds.KIND_CPU else 1
     return config_from_message(whole, file=file)
