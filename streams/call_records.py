@@ -1,0 +1,82 @@
+"""A call as records: the request that is produced for it and the answer that comes back."""
+
+from __future__ import annotations
+
+from headrace.schemas.codec import decode_response, encode_request
+from headrace.schemas.errors import BackendError, InferError, TooLarge
+from headrace.schemas.headers import RequestOptions, find_header
+from headrace.schemas.infer import InferRequest, InferResponse, RequestedOutput
+from headrace.schemas.record import AVRO, STATUS, Out, Record
+from headrace.streams.model_view import Route
+from headrace.streams.topology import partition_for_key
+
+
+def request_record(
+    route: Route, version: str, request: InferRequest, options: RequestOptions, *, spread: int
+) -> Out:
+    """Write a call's request record.
+
+    Args:
+        route: Where the model's requests go.
+        version: The version that was asked for; ``""`` leaves it to the worker.
+        request: What only the edge needs (model name, how outputs are encoded) stays out of the record, so that a
+            model's records keep one layout.
+        options: Reply address, deadline and further headers.
+        spread: A running number that spreads records without a key over the partitions.
+
+    Raises:
+        InvalidRequest: The request cannot be written.
+    """
+    plain = InferRequest(
+        request.inputs,
+        tuple(map(_without_parameters, request.outputs)),
+        request.id,
+        "",
+        version,
+        request.parameters,
+        request.sequence_id,
+        request.sequence_start,
+        request.sequence_end,
+        request.priority,
+        request.timeout_us,
+    )
+    value, headers = encode_request(plain, AVRO, options)
+    if not request.sequence_id:
+        return Out(route.topic, spread % route.partitions, None, value, headers)
+    key = str(request.sequence_id).encode()
+    return Out(route.topic, partition_for_key(key, route.partitions), key, value, headers)
+
+
+def check_size(model: str, out: Out, max_record_bytes: int) -> None:
+    """Refuse a record that the broker would refuse (FAULTS B57).
+
+    Raises:
+        TooLarge: Names the size, the limit and its option.
+    """
+    size = len(out.value or b"")
+    if size > max_record_bytes:
+        raise TooLarge(
+            f"the request for model '{model}' is a record of {size} bytes, expected at most "
+            f"{max_record_bytes} (max_record_bytes)"
+        )
+
+
+def read_answer(record: Record) -> InferResponse:
+    """Read a reply.
+
+    Raises:
+        InferError: The worker's own error; a result that nobody can read is our side's fault, not the client's.
+    """
+    try:
+        return decode_response(record.value, record.headers)
+    except InferError as error:
+        if (find_header(record.headers, STATUS) or b"OK") != b"OK":
+            raise
+        raise BackendError(
+            f"the answer at {record.topic}/{record.partition}/{record.offset} cannot be read: "
+            f"{error.detail}"
+        ) from error
+
+
+def _without_parameters(output: RequestedOutput) -> RequestedOutput:
+    return RequestedOutput(output.name) if output.parameters else output

@@ -1,0 +1,409 @@
+"""The gateway: turns a call into a record, and the reply record into the call's answer.
+
+A call's way: look its model up in the fleet → validate → open it in the pending table → produce its request with our
+reply address → await the reply. Nothing that would surely be refused enters the log (FAULTS B53). A gateway keeps
+nothing that another could not: what it knows it reads from the status topic, and its reply partitions are claimed
+there (DESIGN §11). HTTP and gRPC live elsewhere; errors here are `InferError` and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import secrets
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from headrace.schemas.errors import (
+    Code,
+    DeadlineExceeded,
+    InferError,
+    LogError,
+    QueueFull,
+    Reason,
+    Unavailable,
+    Unsupported,
+)
+from headrace.schemas.headers import RequestOptions, find_header
+from headrace.schemas.infer import InferRequest, InferResponse
+from headrace.schemas.record import CORRELATION_ID, Header, Record
+from headrace.streams.announce import Announcer
+from headrace.streams.call_records import check_size, read_answer, request_record
+from headrace.streams.cancels import Cancel, cancel_record
+from headrace.streams.fleet import Fleet
+from headrace.streams.log import Log
+from headrace.streams.model_view import Route
+from headrace.streams.outbox import Outbox
+from headrace.streams.pending import DEFAULT_MAX_PENDING, Pending
+from headrace.streams.replies import Replies
+from headrace.streams.status import DEFAULT_INTERVAL_MS, GatewayStatus
+from headrace.streams.topology import Topology
+from headrace.streams.watch import Clock, StatusWatch, wall_ms
+
+logger = logging.getLogger(__name__)
+
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+"""The text of SEMANTICS SV-11."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Bounds and names of one gateway.
+
+    Attributes:
+        gateway_id: Its name in the status topic; random where empty.
+        max_pending: Calls that may be open at once.
+        timeout_ms: How long a call waits that names no deadline of its own.
+        max_record_bytes: Largest value that is produced; not above the producer's ``max.request.size``.
+        reply_partitions: Partitions of the replies topic that are claimed, as far as there are that many.
+        interval_ms: Milliseconds between two status records.
+        strict_readiness: Ready needs every version of every model READY (SEMANTICS SV-02).
+    """
+
+    gateway_id: str = ""
+    max_pending: int = DEFAULT_MAX_PENDING
+    timeout_ms: int = 60_000
+    max_record_bytes: int = 1_000_000
+    reply_partitions: int = 1
+    interval_ms: int = DEFAULT_INTERVAL_MS
+    strict_readiness: bool = True
+
+
+class Observer(Protocol):
+    """Told about calls, for metrics."""
+
+    def ended(self, model: str, code: Code, seconds: float) -> None:
+        """A call to a model of the fleet ended, so or so."""
+
+
+class Gateway:
+    """See the module's docstring. An async context manager; `ready` tells when calls may come.
+
+    Attributes:
+        settings: As given.
+        gateway_id: Its name.
+        fleet: What workers say.
+        refused: Calls that ended before anything was produced, by reason.
+        abandoned: Calls whose caller went away, each cancelled by a record.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        topology: Topology,
+        settings: GatewaySettings = GatewaySettings(),  # frozen
+        *,
+        observer: Observer | None = None,
+        clock_ms: Clock = wall_ms,
+    ) -> None:
+        """Keep the parts; ``log`` is open already, ``clock_ms`` is the wall clock in ms since the epoch."""
+        self.settings = settings
+        self.gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
+        self.refused: Counter[Reason] = Counter()
+        self.abandoned = 0
+        self._log = log
+        self._topology = topology
+        self._observer = observer
+        self._clock_ms = clock_ms
+        self._pending: Pending[asyncio.Future[InferResponse]] = Pending(
+            max_pending=settings.max_pending
+        )
+        self._watch = StatusWatch(log, topology.status, clock_ms)
+        self.fleet: Fleet = self._watch.fleet
+        self._replies = Replies(
+            log,
+            topology.replies,
+            self._watch,
+            GatewayStatus(self.gateway_id, clock_ms(), interval_ms=settings.interval_ms),
+            wanted=settings.reply_partitions,
+            on_reply=self._on_reply,
+        )
+        self._turn = itertools.count(secrets.randbelow(2**16))
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        """Show what it holds."""
+        return f"Gateway({self.gateway_id}, {self._pending}, {self.fleet})"
+
+    async def __aenter__(self) -> Self:
+        """Connect the producer and start reading; not ready yet, see `wait_ready`.
+
+        Raises:
+            LogError: Brokers cannot be reached, or topics cannot be created (the sentence says which by hand).
+        """
+        async with AsyncExitStack() as stack:
+            for warning in await self._log.ensure(self._topology.shared_specs()):
+                logger.warning(warning)
+            publisher = await stack.enter_async_context(self._log.publisher())
+            self._announcer = Announcer(self._log, publisher, self._topology.status)
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._outbox = Outbox(publisher, self._group)
+            self._loops = [
+                self._group.create_task(self._watch.run()),
+                self._group.create_task(self._replies.run(self._announcer)),
+                self._group.create_task(self._announce()),
+            ]
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Answer what is open with 503, leave the status topic and close; drain first if you can."""
+        self._is_draining = True
+        for future in self._pending.close():
+            if not future.done():
+                future.set_exception(Unavailable(STOPPING, reason=Reason.DRAINING))
+        if self._timer is not None:
+            self._timer.cancel()
+        for loop in self._loops:
+            loop.cancel()
+        try:
+            await self._announcer.clear([self._replies.status.key])
+        except LogError as error:
+            logger.warning("the gateway's word stays in the status topic: %s", error)
+        await self._stack.__aexit__(*exc)  # type: ignore[arg-type]  # passed through as it came
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that wait for their reply."""
+        return len(self._pending)
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that came after their call had ended (FAULTS B63)."""
+        return self._pending.late
+
+    @property
+    def foreign_replies(self) -> int:
+        """Other gateways' replies that were read and dropped."""
+        return self._pending.foreign
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new calls are refused for good."""
+        return self._is_draining
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether a call could be answered: the fleet is known and our read position on the replies too."""
+        return self._watch.caught_up.is_set() and self._replies.listening.is_set()
+
+    def is_ready(self) -> bool:
+        """Whether this gateway and, as configured, the fleet are ready (SEMANTICS SV-02)."""
+        return (
+            self.is_listening
+            and not self._is_draining
+            and self.fleet.is_ready(self._clock_ms(), strict=self.settings.strict_readiness)
+        )
+
+    async def wait_ready(self) -> None:
+        """Wait until the gateway listens; whether the fleet is ready is another matter."""
+        await self._watch.caught_up.wait()
+        await self._replies.listening.wait()
+
+    def route(self, model: str, version: str) -> Route:
+        """Look up a ready model version; ``""`` is the highest one. See `Fleet.route` for errors."""
+        return self.fleet.route(model, version, self._clock_ms())
+
+    def ready_versions(self, model: str) -> list[int]:
+        """Return a model's READY versions, ascending; none where it is unknown."""
+        view = self.fleet.view(model, self._clock_ms())
+        return view.ready_versions if view is not None else []
+
+    def now_ms(self) -> int:
+        """Return the wall clock's milliseconds, by which deadlines are written."""
+        return self._clock_ms()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new calls and wait for open ones (FAULTS B68); False when some are still open after that long."""
+        self._is_draining = True
+        if self._pending:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                logger.warning("%d calls are still open after %s s", len(self._pending), timeout_s)
+        return not self._pending
+
+    async def infer(
+        self,
+        model: str,
+        version: str,
+        request: InferRequest,
+        *,
+        deadline_ms: int = 0,
+        extra: tuple[Header, ...] = (),
+    ) -> InferResponse:
+        """Ask a model and await its answer.
+
+        Args:
+            model: Model name.
+            version: Version number as text, ``""`` is the worker's highest ready one.
+            request: Its own model name and version are not looked at.
+            deadline_ms: Milliseconds since the epoch at which the caller gives up; 0 is the default wait.
+            extra: Further record headers, such as the trace context.
+
+        Returns:
+            The response, under the request's id (FAULTS R5).
+
+        Raises:
+            InferError: Of whatever kind the call ended with. A cancelled call leaves a cancel record.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        route = self.route(model, version)
+        code = Code.CANCELLED
+        try:
+            response = await self._call(route, version, request, deadline_ms, extra)
+            code = Code.OK
+        except InferError as error:
+            code = error.code
+            raise
+        finally:
+            if self._observer is not None:
+                self._observer.ended(model, code, loop.time() - started)
+        return response
+
+    async def _call(
+        self,
+        route: Route,
+        version: str,
+        request: InferRequest,
+        deadline_ms: int,
+        extra: tuple[Header, ...],
+    ) -> InferResponse:
+        """Admit, produce and await; the call is closed on every way out."""
+        model = route.signature.model_name
+        try:
+            self._admit(route, request)
+            now_ms = self._clock_ms()
+            left_ms = deadline_ms - now_ms if deadline_ms else self.settings.timeout_ms
+            if left_ms <= 0:
+                raise DeadlineExceeded(
+                    f"the deadline passed {-left_ms} ms before the request for model '{model}' could "
+                    "be produced",
+                    reason=Reason.DEADLINE_PASSED,
+                )
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[InferResponse] = loop.create_future()
+            deadline_s = loop.time() + left_ms / 1_000
+            correlation_id = self._pending.add(future, int(deadline_s * 1e9))
+        except InferError as error:
+            self.refused[error.reason] += 1
+            raise
+        load = route.load(request.priority)
+        token = load.opened() if load is not None else 0
+        try:
+            options = RequestOptions(
+                deadline_ms=now_ms + left_ms,
+                reply_topic=self._replies.topic,
+                reply_partition=self._replies.next_partition(),
+                correlation_id=correlation_id,
+                extra=extra,
+            )
+            out = request_record(route, version, request, options, spread=next(self._turn))
+            check_size(model, out, self.settings.max_record_bytes)
+            self._wake_at(deadline_s)
+            self._outbox.send(out, lambda error: _fail(future, model, error))
+            response = await future
+        except asyncio.CancelledError:
+            self._cancel(model, correlation_id)
+            raise
+        finally:
+            self._pending.discard(correlation_id)
+            if load is not None:
+                load.closed(token)
+            if self._is_draining and not self._pending:
+                self._idle.set()
+        if response.id != request.id:
+            response = dataclasses.replace(response, id=request.id)
+        return response
+
+    def _admit(self, route: Route, request: InferRequest) -> None:
+        """Refuse what would surely be refused behind the log (FAULTS B53, SEMANTICS QT-01).
+
+        Raises:
+            InferError: Why.
+        """
+        if self._is_draining:
+            raise Unavailable(STOPPING, reason=Reason.DRAINING)
+        if not self.is_listening:
+            raise Unavailable(
+                f"the gateway does not read its replies on topic {self._topology.replies} at the "
+                "moment: try again later"
+            )
+        if route.config.decoupled:
+            raise Unsupported(
+                f"model '{route.signature.model_name}': one request and one answer "
+                "doesn't support models with decoupled transaction policy"
+            )
+        route.signature.admit(request.inputs, request.outputs)
+        load = route.load(request.priority)
+        if load is not None and load.is_full:
+            raise QueueFull(
+                f"[request id: {request.id or '<id_unknown>'}] Exceeds maximum queue size"
+            )
+
+    def _cancel(self, model: str, correlation_id: bytes) -> None:
+        """Tell the workers that nobody waits any more (SEMANTICS PB-49, CX-01)."""
+        self.abandoned += 1
+        cancel = Cancel(model, correlation_id)
+        out = cancel_record(self._topology.cancels, 0, cancel)
+        self._outbox.send(out, lambda error: logger.warning("a cancel was not written: %s", error))
+
+    def _on_reply(self, record: Record) -> None:
+        """Hand a reply to its call; others' are dropped by the header, undecoded (FAULTS B60)."""
+        correlation_id = find_header(record.headers, CORRELATION_ID) or b""
+        future = self._pending.take(correlation_id)
+        if future is None or future.done():
+            return
+        try:
+            future.set_result(read_answer(record))
+        except InferError as error:
+            future.set_exception(error)
+
+    def _wake_at(self, deadline_s: float) -> None:
+        """See that calls expire at this time at the latest."""
+        if self._timer is None or self._timer.when() > deadline_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(deadline_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now_ns = int(asyncio.get_running_loop().time() * 1e9)
+        for future in self._pending.expire(now_ns):
+            if not future.done():
+                future.set_exception(
+                    DeadlineExceeded(
+                        "the call's deadline passed before an answer came",
+                        reason=Reason.DEADLINE_PASSED,
+                    )
+                )
+        wake_at = self._pending.wake_at()
+        if wake_at is not None:
+            # A moment later, so that the clock's rounding does not wake us too early again and again.
+            self._wake_at(wake_at / 1e9 + 0.0005)
+
+    async def _announce(self) -> None:
+        """Say at each heartbeat that we live, and sweep the words of the long dead away."""
+        while True:
+            await asyncio.sleep(self.settings.interval_ms / 1_000)
+            try:
+                await self._announcer.write([self._replies.current_status()])
+                await self._announcer.clear(self.fleet.forget(self._clock_ms()))
+            except LogError as error:
+                logger.warning("the gateway's status was not written: %s", error)
+
+
+def _fail(future: asyncio.Future[InferResponse], model: str, error: LogError) -> None:
+    """End a call whose request could not be produced."""
+    if not future.done():
+        future.set_exception(
+            Unavailable(f"the request for model '{model}' could not be produced: {error.detail}")
+        )

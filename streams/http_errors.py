@@ -1,0 +1,65 @@
+"""How errors look over HTTP: one table from codes and reason words to numbers, one body (SEMANTICS PB-30, PB-31)."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+from headrace.schemas.errors import Code, InferError, Reason
+
+JSON_TYPE = "application/json"
+
+RETRY_AFTER_S = 1
+"""Seconds that a 503 asks its caller to wait: about a heartbeat, by which the fleet is known anew."""
+
+STATUS_BY_CODE = {
+    Code.OK: 200,
+    Code.INVALID_ARG: 400,
+    Code.UNKNOWN: 400,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+    Code.NOT_FOUND: 404,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.INTERNAL: 500,
+}
+"""SEMANTICS PB-31."""
+
+STATUS_BY_REASON = {
+    Reason.DEADLINE_PASSED: 504,  # the caller's own deadline, not a queue policy's (QT-04)
+    Reason.TOO_LARGE: 413,  # above what a record may hold (FAULTS B57)
+}
+"""Reasons whose number is not their code's."""
+
+
+def status_of(error: InferError) -> int:
+    """Return the HTTP status of an error."""
+    return STATUS_BY_REASON.get(error.reason) or STATUS_BY_CODE[error.code]
+
+
+def error_response(error: InferError) -> web.Response:
+    """Return the answer for an error; a 503 says when to come back."""
+    status = status_of(error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
+    return text_error(status, error.detail, headers)
+
+
+def text_error(status: int, detail: str, headers: dict[str, str] | None = None) -> web.Response:
+    """Return an error answer with the V2 body ``{"error": "<text>"}``."""
+    body = json.dumps({"error": detail}, ensure_ascii=False, separators=(",", ":"))
+    return web.Response(
+        status=status,
+        body=body.encode("utf-8", "replace"),
+        headers={"Content-Type": JSON_TYPE, **(headers or {})},
+    )
+
+
+def json_response(value: object) -> web.Response:
+    """Return a JSON answer, numbers such as NaN as V2 JSON spells them (SEMANTICS PB-46)."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return web.Response(body=body, headers={"Content-Type": JSON_TYPE})
+
+
+def empty_response(status: int) -> web.Response:
+    """Return an answer without a body, as the health routes do (PB-30)."""
+    return web.Response(status=status)

@@ -1,0 +1,102 @@
+"""The infer route: HTTP bytes into an infer request, the response into HTTP bytes (SEMANTICS §2.3, §2.4)."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from headrace.schemas.errors import InvalidRequest, Reason, Unsupported
+from headrace.schemas.infer import InferRequest
+from headrace.schemas.record import HEADER_LENGTH, TRACEPARENT, TRACESTATE, Header
+from headrace.schemas.v2json import parse_request, wants_binary, write_response
+from headrace.streams.gateway import Gateway
+from headrace.streams.http_body import compressed_response, read_body
+from headrace.streams.http_errors import JSON_TYPE
+from headrace.streams.http_routes import Target
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+TIMEOUT_HEADER = "X-Headrace-Timeout-Ms"
+BINARY_TYPE = "application/octet-stream"
+
+MAX_TIMEOUT_MS = 24 * 3_600 * 1_000
+"""Longest wait that a caller may ask for: a day."""
+
+
+async def infer(
+    gateway: Gateway,
+    request: web.BaseRequest,
+    target: Target,
+    *,
+    max_input_bytes: int,
+    read_timeout_s: float,
+) -> web.Response:
+    """Answer one infer call.
+
+    Raises:
+        InferError: Of whatever kind; the caller makes an answer of it.
+    """
+    headers = request.headers
+    # Before the body is parsed (SEMANTICS PB-33), and the raw form needs the signature (BN-07).
+    route = gateway.route(target.model, target.version)
+    deadline_ms = _deadline_ms(gateway, headers.get(TIMEOUT_HEADER))
+    header_length = _header_length(headers.get(LENGTH_HEADER))
+    body = await read_body(request, max_input_bytes, read_timeout_s)
+    asked = parse_request(body, header_length, route.signature)
+    _refuse_classification(asked)
+    version = str(int(target.version)) if target.version else ""
+    response = await gateway.infer(
+        target.model, version, asked, deadline_ms=deadline_ms, extra=_trace(request)
+    )
+    answer, length = write_response(response, wants_binary(asked))
+    answer, encoding = await compressed_response(request, answer)
+    found = {"Content-Type": JSON_TYPE}
+    if length is not None:
+        # The length of the JSON before compression (BN-08).
+        found = {"Content-Type": BINARY_TYPE, LENGTH_HEADER: str(length)}
+    if encoding:
+        found["Content-Encoding"] = encoding
+    return web.Response(body=answer, headers=found)
+
+
+def _deadline_ms(gateway: Gateway, raw: str | None) -> int:
+    """Return the call's own deadline, ms since the epoch; 0 without the header."""
+    if raw is None:
+        return 0
+    wait = int(raw) if raw.isascii() and raw.isdigit() and len(raw) <= 12 else 0
+    if not 1 <= wait <= MAX_TIMEOUT_MS:
+        raise InvalidRequest(
+            f"header '{TIMEOUT_HEADER}' is {raw[:60]!r}, expected milliseconds from 1 to "
+            f"{MAX_TIMEOUT_MS}",
+            reason=Reason.INVALID_HEADER,
+        )
+    return gateway.now_ms() + wait
+
+
+def _header_length(raw: str | None) -> int | None:
+    """Return the length of the JSON part, None where the whole body is JSON (BN-01)."""
+    if raw is None:
+        return None
+    if not (raw.isascii() and raw.isdigit() and len(raw) <= 18):
+        raise InvalidRequest(
+            f"header '{HEADER_LENGTH}' is {raw[:60]!r}, expected the JSON part's length in bytes",
+            reason=Reason.INVALID_HEADER,
+        )
+    return int(raw)
+
+
+def _refuse_classification(request: InferRequest) -> None:
+    """Refuse what would silently be answered otherwise (SEMANTICS CL-01; 0 is off, CL-03)."""
+    for output in request.outputs:
+        if output.parameters.get("classification"):
+            raise Unsupported(
+                f"output '{output.name}' asks for classification, which this gateway does not "
+                "offer; expected the output's tensor to be asked for"
+            )
+
+
+def _trace(request: web.BaseRequest) -> tuple[Header, ...]:
+    """Return the caller's trace context as record headers."""
+    parent = request.headers.get(TRACEPARENT)
+    if parent is None:
+        return ()
+    state = request.headers.get(TRACESTATE)
+    found: tuple[Header, ...] = ((TRACEPARENT, parent.encode()),)
+    return found if state is None else (*found, (TRACESTATE, state.encode()))

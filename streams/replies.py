@@ -1,0 +1,110 @@
+"""A gateway's reply partitions: claimed through the status topic, read without a group.
+
+The least used partitions of the replies topic are taken, so that every gateway reads about its own share (FAULTS
+B60). Two gateways that choose the same one at the same moment only read each other's replies and drop them by
+their correlation ids. Reading starts at the end as it is before we say that we listen, so no reply to a call of
+ours can lie before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP, Record
+from headrace.streams.announce import Announcer
+from headrace.streams.log import LATEST, Log, Span
+from headrace.streams.status import GatewayStatus
+from headrace.streams.watch import POLL_RECORDS, POLL_S, StatusWatch, retrying
+
+
+class Replies:
+    """Claims and reads a gateway's reply partitions; see the module's docstring.
+
+    Attributes:
+        topic: The replies topic.
+        status: Our word in the status topic; its time is the claim's.
+        listening: Set while replies are being read.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        topic: str,
+        watch: StatusWatch,
+        status: GatewayStatus,
+        *,
+        wanted: int,
+        on_reply: Callable[[Record], None],
+    ) -> None:
+        """Keep the parts.
+
+        Args:
+            log: Open log.
+            topic: The replies topic.
+            watch: Tells what other gateways claim.
+            status: Our id and heartbeat.
+            wanted: Partitions to claim, as far as there are that many.
+            on_reply: Called with every record of our partitions.
+        """
+        self.topic = topic
+        self.status = status
+        self.listening = asyncio.Event()
+        self._log = log
+        self._watch = watch
+        self._wanted = wanted
+        self._on_reply = on_reply
+        self._resume: dict[TP, Span] = {}
+        self._turn: Iterator[int] = iter(())
+
+    def next_partition(self) -> int:
+        """Return the partition that the next call's reply shall go to; only while listening."""
+        return next(self._turn)
+
+    def current_status(self) -> GatewayStatus:
+        """Return our word for the status topic, as of now."""
+        self.status = replace(self.status, at_ms=self._watch.clock_ms())
+        return self.status
+
+    async def run(self, announcer: Announcer) -> None:
+        """Claim and read until cancelled."""
+
+        async def follow() -> None:
+            if not self._resume:
+                await self._claim(announcer)
+            await self._read()
+
+        await retrying(f"reading {self.topic}", follow)
+
+    async def _claim(self, announcer: Announcer) -> None:
+        await self._watch.caught_up.wait()
+        partitions = await self._log.partitions(self.topic)
+        if not partitions:
+            raise LogError(f"topic {self.topic} does not exist", retriable=True)
+        now_ms = self._watch.clock_ms()
+        used = self._watch.fleet.claims(now_ms, besides=self.status.gateway)
+        # Where several are equally free, each gateway starts at a place of its own.
+        start = zlib.crc32(self.status.gateway.encode())
+        order = sorted(range(partitions), key=lambda p: (used[p], (p - start) % partitions))
+        claimed = tuple(sorted(order[: self._wanted]))
+        self.status = replace(self.status, at_ms=now_ms, reply_partitions=claimed)
+        await announcer.write([self.status])
+        self._turn = itertools.cycle(claimed)
+        self._resume = {TP(self.topic, partition): Span(LATEST) for partition in claimed}
+
+    async def _read(self) -> None:
+        async with self._log.reader(self._resume) as reader:
+            self.listening.set()
+            try:
+                while True:
+                    for block in await reader.poll(POLL_RECORDS, POLL_S):
+                        for record in block.records:
+                            self._on_reply(record)
+            finally:
+                self.listening.clear()
+                # Replies that come while the log is away are still ours: go on where we were.
+                self._resume = {tp: Span(at) for tp, at in reader.positions().items()}

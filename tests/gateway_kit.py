@@ -1,0 +1,194 @@
+"""A gateway on a memory log with a worker that plays a script: what integration tests of the gateway stand on.
+
+The worker is a fake of another process: it speaks only through records, with the public codecs, as any worker may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+from headrace.schemas.codec import decode_request, encode_error_value, encode_response
+from headrace.schemas.config_text import config_from_json, config_to_json
+from headrace.schemas.errors import InferError
+from headrace.schemas.infer import InferRequest, InferResponse
+from headrace.schemas.record import (
+    AVRO,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    ID,
+    MODEL_VERSION,
+    REASON,
+    REPLY_PARTITION,
+    REPLY_TOPIC,
+    STATUS,
+    TP,
+    Out,
+    Record,
+)
+from headrace.schemas.tensor import Tensor
+from headrace.streams.announce import Announcer
+from headrace.streams.gateway import Gateway, GatewaySettings
+from headrace.streams.http import HttpServer, HttpSettings
+from headrace.streams.log import EARLIEST, Span
+from headrace.streams.memory import MemoryLog
+from headrace.streams.status import ModelState, QueueStatus, VersionStatus, WorkerStatus
+from headrace.streams.topology import Topology
+from headrace.streams.watch import wall_ms
+
+TOPOLOGY = Topology(prefix="t", partitions=2, reply_partitions=4)
+
+Script = Callable[[InferRequest, Record], InferResponse | InferError | None]
+
+
+def identity_config(name: str = "echo", datatype: str = "TYPE_FP32", **more: object):
+    """Return the completed configuration of a model that answers INPUT0 as OUTPUT0."""
+    return config_to_json(
+        config_from_json(
+            {
+                "name": name,
+                "backend": "identity",
+                "max_batch_size": 8,
+                "input": [{"name": "INPUT0", "data_type": datatype, "dims": [-1]}],
+                "output": [{"name": "OUTPUT0", "data_type": datatype, "dims": [-1]}],
+                **more,
+            }
+        )
+    )
+
+
+def echo(request: InferRequest, _record: Record) -> InferResponse:
+    """Answer every INPUTn as OUTPUTn."""
+    outputs = tuple(
+        Tensor(t.name.replace("INPUT", "OUTPUT"), t.datatype, t.shape, t.data)
+        for t in request.inputs
+    )
+    return InferResponse(outputs, request.id, "echo", request.model_version or "1")
+
+
+def silent(_request: InferRequest, _record: Record) -> None:
+    """Answer nothing."""
+
+
+@dataclass
+class Worker:
+    """Reads the requests of one model and answers as its script says.
+
+    Attributes:
+        seen: Every request record that was read.
+        held: Those that the script left unanswered.
+    """
+
+    log: MemoryLog
+    model: str = "echo"
+    script: Script = echo
+    versions: Mapping[int, dict[str, object]] = field(
+        default_factory=lambda: {1: identity_config()}
+    )
+    worker: str = "w1"
+    seen: list[Record] = field(default_factory=list)
+    held: list[Record] = field(default_factory=list)
+
+    async def announce(self, **more: object) -> None:
+        """Write the status record, with fields changed as given."""
+        fields = {
+            "requests_topic": TOPOLOGY.requests(self.model),
+            "partitions": TOPOLOGY.partitions,
+            "versions": tuple(
+                VersionStatus(number, ModelState.READY, config=config)
+                for number, config in self.versions.items()
+            ),
+            "queues": (QueueStatus(0, 0),),
+            "interval_ms": 60_000,
+        }
+        status = WorkerStatus(self.worker, self.model, wall_ms(), **fields | more)
+        async with self.log.publisher() as publisher:
+            await Announcer(self.log, publisher, TOPOLOGY.status).write([status])
+
+    async def run(self) -> None:
+        """Answer until cancelled."""
+        topic = TOPOLOGY.requests(self.model)
+        spans = {TP(topic, p): Span(EARLIEST) for p in range(TOPOLOGY.partitions)}
+        async with self.log.reader(spans) as reader, self.log.publisher() as publisher:
+            while True:
+                for block in await reader.poll(1_000, 1.0):
+                    outs = []
+                    for record in block.records:
+                        self.seen.append(record)
+                        out = self._answer(record)
+                        if out is None:
+                            self.held.append(record)
+                        else:
+                            outs.append(out)
+                    await publisher.publish(outs)
+
+    def _answer(self, record: Record) -> Out | None:
+        headers = dict(record.headers)
+        request = decode_request(record.value, headers[CONTENT_TYPE].decode(), record.headers)
+        answer = self.script(request, record)
+        return None if answer is None else reply(record, answer)
+
+
+def reply(record: Record, answer: InferResponse | InferError) -> Out:
+    """Write the answer to a request record, to the address that it names."""
+    headers = dict(record.headers)
+    back = [(CORRELATION_ID, headers[CORRELATION_ID])]
+    if ID in headers:
+        back.append((ID, headers[ID]))
+    if isinstance(answer, InferError):
+        encoded = encode_error_value("", ("", ""), answer, AVRO)
+        back += [(STATUS, answer.code.encode()), (REASON, answer.reason.encode())]
+    else:
+        encoded = encode_response(answer, AVRO)
+        back += [(STATUS, b"OK"), (MODEL_VERSION, answer.model_version.encode())]
+    return Out(
+        headers[REPLY_TOPIC].decode(),
+        int(headers[REPLY_PARTITION]),
+        record.key,
+        encoded.value,
+        [(CONTENT_TYPE, encoded.content_type.encode()), *back],
+    )
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Wait for a condition that other tasks bring about."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def make_topics(log: MemoryLog, *models: str) -> None:
+    """Create the shared topics and those of the models."""
+    await log.ensure(TOPOLOGY.shared_specs())
+    for model in models:
+        await log.ensure(TOPOLOGY.model_specs(model))
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[Worker]:
+    """Announce a worker and let it answer."""
+    await make_topics(worker.log, worker.model)
+    await worker.announce()
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@asynccontextmanager
+async def serving(
+    log: MemoryLog, settings: GatewaySettings | None = None, **http: object
+) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+    """Run a gateway with its HTTP server and a client session on it."""
+    async with Gateway(log, TOPOLOGY, settings or GatewaySettings()) as gateway:
+        async with asyncio.timeout(10):
+            await gateway.wait_ready()
+        async with HttpServer(gateway, HttpSettings(port=0, **http)) as server:
+            url = f"http://127.0.0.1:{server.port}"
+            async with aiohttp.ClientSession(url) as session:
+                yield gateway, session
