@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import TypeGuard
 
 from headrace.schemas import avro
 from headrace.schemas.batch import Batch, Entry, Responses, split_output
@@ -66,29 +67,15 @@ class ResponseEncoder:
         )
         may_be_empty = response_index is not None and not responses.outputs
         columns = self._columns(covered, responses, may_be_empty=may_be_empty)
-        entries = covered.entries
-        usual = [
-            (k, entry)
-            for k, entry in enumerate(entries)
-            if entry is not None
-            and k not in failed
-            and not entry.outputs
-            and (entry.accept or entry.content_type) == AVRO
+        usual = [entry for entry in covered.entries if _is_usual(entry)]
+        if len(usual) == len(covered.entries) and not failed:
+            return self._usual(usual, columns, (responses.parameters, extra))
+        places = [
+            k for k, entry in enumerate(covered.entries) if k not in failed and _is_usual(entry)
         ]
-        answers: list[Answer] = []
-        if usual:
-            members = [entry for _, entry in usual]
-            if len(usual) < len(entries):
-                places = [k for k, _ in usual]
-                parts = [(spec, [split[k] for k in places]) for spec, split in columns]
-            else:
-                parts = columns
-            values = self._avro(members, parts, responses.parameters)
-            answers = list(
-                zip(members, values, self._headers.ok_block(members, AVRO, extra), strict=True)
-            )
-            if len(usual) == len(entries):
-                return answers
+        parts = [(spec, [split[k] for k in places]) for spec, split in columns]
+        usual = [entry for k in places if (entry := covered.entries[k]) is not None]
+        answers = self._usual(usual, parts, (responses.parameters, extra))
         return self._merged(covered, failed, answers, columns, (responses.parameters, extra))
 
     def _columns(self, batch: Batch, responses: Responses, *, may_be_empty: bool) -> list[Column]:
@@ -111,10 +98,14 @@ class ResponseEncoder:
             )
         return columns
 
-    def _avro(
-        self, entries: Sequence[Entry], columns: Sequence[Column], parameters: Parameters
-    ) -> list[bytes]:
-        """Write the values of entries that want everything in Avro."""
+    def _usual(
+        self,
+        entries: Sequence[Entry],
+        columns: Sequence[Column],
+        rest: tuple[Parameters, Sequence[Header]],
+    ) -> list[Answer]:
+        """Encode the answers of entries that want everything in Avro, all at once."""
+        parameters, extra = rest
         before = self._model + avro.parameter_map(parameters)
         before += avro.long(len(columns)) if columns else b""
         parts: list[Iterable[bytes]] = [[avro.optional_text(entry.id) for entry in entries]]
@@ -124,7 +115,9 @@ class ResponseEncoder:
             before = b""
         last = before + avro.END + avro.NO_ERROR
         parts.append([last] * len(entries))
-        return list(map(b"".join, zip(*parts, strict=True)))
+        values = map(b"".join, zip(*parts, strict=True))
+        headers = self._headers.ok_block(entries, AVRO, extra)
+        return list(zip(entries, values, headers, strict=True))
 
     def _merged(
         self,
@@ -208,6 +201,10 @@ def _heads(
             shape, size = item, len(data)
             head = before + avro.tensor_head(spec.name, spec.datatype, item) + avro.long(size)
         yield head
+
+
+def _is_usual(entry: Entry | None) -> TypeGuard[Entry]:
+    return entry is not None and not entry.outputs and (entry.accept or entry.content_type) == AVRO
 
 
 def _binary(entry: Entry) -> Binary:

@@ -154,7 +154,13 @@ class Batch:
             return None
         entries = self.entries
         # A padding row repeats the first request's data: its shape fits, and nobody reads the result (SQ-11).
-        parts = [(first if e is None else e).data[index] for e in entries]
+        parts = (
+            [(first if e is None else e).data[index] for e in entries]
+            if spec.batched
+            else [
+                first.data[index]
+            ]  # a shape tensor is the batch's, and equal in all of its requests
+        )
         raw = parts[0] if len(parts) == 1 else b"".join(parts)  # type: ignore[arg-type]  # same inputs in all (DB-12)
         shape = first.shapes[index]
         assert raw is not None
@@ -247,7 +253,8 @@ def split_output(batch: Batch, spec: TensorSpec, array: Array) -> list[tuple[Sha
     _check_datatype(batch, spec, array)
     if not spec.batched:
         _check_shape(batch, spec, array.shape)
-        return [(spec.wire_shape(array.shape), raw_bytes(array, spec.datatype))]
+        whole = (spec.wire_shape(array.shape), raw_bytes(array, spec.datatype))
+        return [whole] * len(batch.entries)
     for scatter in batch.signature.batch_outputs:
         if spec.name in scatter.target_names:
             return _scatter(batch, spec, array, scatter.source_input)
