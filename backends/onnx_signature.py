@@ -99,7 +99,9 @@ def complete_config(
         return config
     message = ModelConfigMessage()
     message.CopyFrom(config.message)
-    fixed = [t for t in (*tensors.inputs, *tensors.outputs) if not t.shape or t.shape[0] >= 0]
+    # An output that V2 cannot carry is not served, so it has no say in batching either.
+    served = (*tensors.inputs, *(t for t in tensors.outputs if t.datatype is not None))
+    fixed = [t for t in served if not t.shape or t.shape[0] >= 0]
     if not fixed:
         if message.max_batch_size == 0:
             message.max_batch_size = max(default_max_batch_size, 0)

@@ -208,6 +208,8 @@ class Session:
 
 def _bits(value: Any) -> Array:
     """Copy a BF16 value's bit patterns; the runtime offers no array of them."""
+    if value.device_name() != "cpu":
+        raise RuntimeError(f"a BF16 output was left on device {value.device_name()}")
     size = value.tensor_size_in_bytes()
     raw = ctypes.string_at(value.data_ptr(), size) if size else b""
     return np.frombuffer(raw, dtype=Datatype.BF16.numpy).reshape(value.shape())
