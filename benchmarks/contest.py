@@ -30,8 +30,13 @@ _run_number = itertools.count()
 class Contender(Protocol):
     """Something that answers requests of one topic on another."""
 
-    name: str
-    format: str
+    @property
+    def name(self) -> str:
+        """What it is called in figures and failures."""
+
+    @property
+    def format(self) -> str:
+        """Word for how it reads and writes records, one of `FORMATS`."""
 
     def topics(self, tag: str) -> tuple[str, str]:
         """Return the input and output topic of a run."""
@@ -88,6 +93,7 @@ class Worker:
             *(sys.executable, "-m", "headrace.deploy.cli", "worker"),
             *("--model-repository", str(self.repository)),
             *("--bootstrap-servers", broker.bootstrap, "--topic-prefix", tag),
+            *("--kafka-config", str(broker.properties)),
             *("--worker-port", str(free_port()), "--log-level", "warning"),
             *self.options,
         ]

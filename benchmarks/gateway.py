@@ -76,6 +76,7 @@ def _gateway(running: Broker, folder: Path) -> Iterator[int]:
     argv = [
         *(sys.executable, "-m", "headrace.deploy.cli", "gateway"),
         *("--bootstrap-servers", running.bootstrap, "--topic-prefix", tag),
+        *("--kafka-config", str(running.properties)),
         *("--http-port", str(port), "--metrics-port", str(free_port()), "--log-level", "warning"),
     ]
     with (

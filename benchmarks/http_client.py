@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import time
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(self._requests[self._number])
 
 
-async def drive(args: argparse.Namespace) -> dict[str, float]:
+async def drive(args: argparse.Namespace) -> dict[str, float | str]:
     """Run the loop for the warm-up and then the measured seconds; returns the figures."""
     requests = [request_bytes(row, f"{args.host}:{args.port}") for row in pool()]
     tally = Tally()
@@ -121,7 +122,7 @@ async def drive(args: argparse.Namespace) -> dict[str, float]:
     connections = []
     for n in range(args.in_flight):
         _, connection = await loop.create_connection(
-            lambda n=n: Connection(requests, n, args.in_flight, tally), args.host, args.port
+            partial(Connection, requests, n, args.in_flight, tally), args.host, args.port
         )
         connections.append(connection)
     await asyncio.sleep(args.warm_up_s)

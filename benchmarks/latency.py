@@ -62,4 +62,4 @@ def _percentiles_ms(
     check(contender.name, seen, range(count + 1))
     order = np.argsort(seen.numbers)
     waits_ms = 1e3 * (seen.arrivals_s[order][1:] - sent_at_s)
-    return np.percentile(waits_ms, [50, 99]).tolist()
+    return [float(np.percentile(waits_ms, share)) for share in (50, 99)]

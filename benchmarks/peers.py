@@ -98,7 +98,7 @@ def kafka_bench(
 ) -> Mapping[str, float]:
     """Let one peer, or our own worker as ``custom``, serve ``count`` raw records; returns the script's figures."""
     custom = (
-        f"{sys.executable} {ROOT / 'benchmarks' / 'peer_worker.py'} --bootstrap {{bootstrap}} "
+        f"env PYTHONPATH={ROOT} {sys.executable} -m benchmarks.peer_worker --bootstrap {{bootstrap}} "
         "--input {input} --output {output} --model {model}"
     )
     argv = [
