@@ -27,6 +27,8 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 
 _TOKEN = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|[A-Za-z0-9_.+-]+|\S""")
 _NEXT = re.compile(r"\s*(.?)")
+_ESCAPE = re.compile(r"\\(?:[0-7]{1,3}|.)")
+_LEGAL_ESCAPE = re.compile(r"""\\(?:[0-3][0-7]{2}|[0-7]{1,2}|[abfnrtvxuU'"\\])""")
 _RANGES = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
@@ -49,6 +51,7 @@ def parse_config(text: str, file: str) -> ModelConfigMessage:
     Raises:
         ConfigError: Names ``file:line``, the dotted field, the value and what was expected.
     """
+    _check_escapes(text, file)
     message = ModelConfigMessage()
     try:
         text_format.Parse(text, message)
@@ -97,6 +100,25 @@ def config_from_json(source: Mapping[str, object] | str, *, file: str = "") -> M
     except json_format.ParseError as exc:
         raise _json_error(file, exc) from exc
     return config_from_message(message, file=file)
+
+
+def _check_escapes(text: str, file: str) -> None:
+    """Refuse unknown escapes in strings, as Triton's parser does; Python's lets them pass with a warning."""
+    for found in _TOKEN.finditer(text):
+        token = found.group()
+        if token[0] not in "\"'":
+            continue
+        for escape in _ESCAPE.findall(token):
+            if not _LEGAL_ESCAPE.fullmatch(escape):
+                line = text.count("\n", 0, found.start()) + 1
+                column = found.start() - text.rfind("\n", 0, found.start())
+                place = _place(text, line, column)
+                raise ConfigError(
+                    f"unknown escape {escape} in a string, expected \\\\ for a backslash",
+                    file=f"{file}:{line}",
+                    field=".".join([*place.parents, place.field]),
+                    value=_short(token),
+                )
 
 
 class _Place(NamedTuple):

@@ -10,6 +10,8 @@ from headrace.schemas.config_text import (
     parse_config,
 )
 from headrace.schemas.errors import ConfigError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 FILE = "models/m/config.pbtxt"
 
@@ -92,6 +94,8 @@ def test_every_field_of_the_schema_is_accepted_and_kept():
         ("name: 3", 1, "name", "3", "expected a quoted UTF-8 string"),
         ("dynamic_batching: true", 1, "dynamic_batching", "true", "expected fields in braces"),
         ('name: "m', 1, "name", '"m', "missing ending quote"),
+        ('backend: "b"\n parameters { key: "C:\\models" }', 2, "parameters.key", '"C:\\models"',
+         "unknown escape \\m in a string"),
         ("max_batch_size 4", 1, "max_batch_size", "4", 'expected ":"'),
         ("input { dims: [1, 2", 1, "input.dims", "end of file", 'expected ","'),
         ('name: "a"\nname: "b"', 2, "name", '"b"', "expected at most once"),
@@ -184,3 +188,19 @@ def test_PB_62_shows_numbers_as_numbers_enums_as_names_and_map_keys_as_strings()
     assert shown["platform"] == ""
     assert shown["instance_group"] == []
     assert "sequence_batching" not in shown
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_damaged_text_is_refused_by_one_typed_error_or_read(data):
+    """Whatever a slip of the editor makes of a file, it ends in a configuration or in a `ConfigError`."""
+    at = data.draw(st.integers(0, len(EVERY_FIELD)))
+    cut = data.draw(st.integers(0, 40))
+    put = data.draw(st.text(alphabet="{}[]<>:;,\"'#\\ \n\tax0-.\x00é", max_size=6))
+    text = EVERY_FIELD[:at] + put + EVERY_FIELD[at + cut :]
+    error = None
+    try:
+        config_from_message(parse_config(text, FILE), file=FILE, directory_name="m")
+    except ConfigError as exc:
+        error = exc
+    assert error is None or (error.file.startswith(FILE) and error.expected)
