@@ -84,13 +84,18 @@ def parse_response(value: bytes) -> InferResponse:
     )
 
 
-def write_request(request: InferRequest) -> bytes:
-    """Write a request; fields that have a header (`headrace.schemas.headers`) are not repeated in the value.
+def write_request(request: InferRequest, *, with_id: bool = True) -> bytes:
+    """Write a request; of the standard parameters only those that no header carries.
+
+    Args:
+        request: The request.
+        with_id: Write its id; no, where a header carries it.
 
     Raises:
         InvalidRequest: A parameter is an integer that Avro's long does not hold.
     """
-    return b"".join([NULL, *request_pieces(request)])
+    first = optional_text(request.id) if with_id else NULL
+    return b"".join([first, *request_pieces(request)])
 
 
 def write_response(response: InferResponse) -> bytes:

@@ -91,7 +91,7 @@ def encode_request(
     """
     length = None
     if content_type == AVRO:
-        value = avro.write_request(request)
+        value = avro.write_request(request, with_id=False)
     elif content_type == PROTOBUF:
         value = _proto().write_request(request)
     else:
