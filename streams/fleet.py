@@ -11,7 +11,7 @@ time written in it. Dead workers' words are kept for a while, to answer "not rea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.schemas.config_text import config_from_json
@@ -19,6 +19,7 @@ from headrace.schemas.errors import ConfigError, NotFound, Reason, Unavailable
 from headrace.schemas.model_config import ModelConfig
 from headrace.schemas.signature import Signature
 from headrace.streams.load import QueueLoad
+from headrace.streams.metrics_text import Series
 from headrace.streams.model_view import (
     LOADED,
     ModelView,
@@ -46,16 +47,6 @@ DEFAULT_FORGET_AFTER_MS = 3_600_000
 
 MAX_NAMED_MODELS = 10
 """Known models that a "not found" sentence lists at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Counts of one version, summed over the fleet, with the labels that they are shown under."""
-
-    model: str
-    version: int
-    tags: Mapping[str, str]
-    counts: ModelCounts
 
 
 @dataclass(slots=True)
