@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Mapping
 
@@ -16,15 +15,11 @@ from headrace.deploy.settings import (
 from headrace.schemas.errors import ConfigError
 from headrace.streams.embedded import HOST, EmbeddedBroker
 from headrace.streams.kafka import KafkaLog
-from headrace.streams.kafka_properties import (
-    KafkaSettings,
-    from_environment,
-    read_properties,
-    translate,
-)
+from headrace.streams.kafka_properties import from_environment, read_properties
 from headrace.streams.topology import Topology
 
-logger = logging.getLogger(__name__)
+EMBEDDED_PROPERTIES = {"max.request.size": str(8_000_000)}
+"""The embedded broker takes larger records than Kafka's default; images fit."""
 
 
 def kafka_properties(settings: Settings) -> dict[str, str]:
@@ -51,11 +46,11 @@ def kafka_properties(settings: Settings) -> dict[str, str]:
     return properties
 
 
-def kafka_settings(settings: Settings) -> KafkaSettings:
-    """Return how to reach the Kafka that the settings name.
+def named_kafka(settings: Settings) -> dict[str, str]:
+    """Return the properties of the Kafka that the settings name.
 
     Raises:
-        ConfigError: None is named, or a property is wrong.
+        ConfigError: None is named, or the file of properties is wrong.
     """
     properties = kafka_properties(settings)
     if "bootstrap.servers" not in properties:
@@ -64,21 +59,21 @@ def kafka_settings(settings: Settings) -> KafkaSettings:
             f"{variable_name('bootstrap_servers')}, or {option_name('kafka_config')} FILE with "
             "bootstrap.servers in it"
         )
-    return translated(properties, settings)
+    return properties
 
 
-def translated(properties: Mapping[str, str], settings: Settings) -> KafkaSettings:
-    """Translate Kafka's properties for our client, with a logged warning for each that is ignored."""
-    file = "" if settings.kafka_config is None else str(settings.kafka_config)
-    kafka = translate(properties, file=file)
-    for warning in kafka.warnings:
-        logger.warning(warning)
-    return kafka
+def open_log(properties: Mapping[str, str], settings: Settings) -> KafkaLog:
+    """Return the log on a Kafka; entering it connects.
 
-
-def open_log(kafka: KafkaSettings) -> KafkaLog:
-    """Return the log on a Kafka; entering it connects."""
-    return KafkaLog(kafka)
+    Raises:
+        ConfigError: A property is wrong.
+    """
+    return KafkaLog(
+        properties,
+        commit_interval_ms=settings.commit_interval_ms,
+        revoke_grace_s=settings.revoke_grace_secs,
+        file="" if settings.kafka_config is None else str(settings.kafka_config),
+    )
 
 
 def is_embedded(settings: Settings) -> bool:
@@ -96,6 +91,11 @@ def embedded_broker(settings: Settings) -> EmbeddedBroker:
     if port == EMBEDDED_PORT and not _is_free(port):
         port = 0
     return EmbeddedBroker(port=port)
+
+
+def embedded_properties(broker: EmbeddedBroker) -> dict[str, str]:
+    """Return the Kafka properties of clients of the embedded broker."""
+    return {**EMBEDDED_PROPERTIES, **broker.properties}
 
 
 def _is_free(port: int) -> bool:

@@ -7,12 +7,10 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from headrace.deploy import (
-    commands_infer,
-    commands_models,
-    commands_serve,
-    commands_topics,
-)
+from headrace.deploy.commands_infer import infer
+from headrace.deploy.commands_models import app as models_app
+from headrace.deploy.commands_serve import gateway, serve, worker
+from headrace.deploy.commands_topics import topics
 from headrace.deploy.console import errors
 from headrace.deploy.failure import known_failure
 
@@ -26,12 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("serve")(commands_serve.serve)
-app.command("worker")(commands_serve.worker)
-app.command("gateway")(commands_serve.gateway)
-app.command("infer")(commands_infer.infer)
-app.add_typer(commands_models.app, name="models")
-app.command("topics")(commands_topics.topics)
+for command in (serve, worker, gateway, infer, topics):
+    app.command()(command)
+app.add_typer(models_app, name="models")
 
 
 def _print_version(wanted: bool) -> None:

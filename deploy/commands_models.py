@@ -11,7 +11,7 @@ import typer
 from headrace.deploy.client import HttpClient
 from headrace.deploy.console import out, print_table
 from headrace.deploy.failure import CommandFailed
-from headrace.deploy.loading import load_settings_of
+from headrace.deploy.loading import load_settings_of, repository_paths
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
 from headrace.repository.check import CheckRow
@@ -76,9 +76,7 @@ def check(
 
       headrace models check my_model.onnx
     """
-    paths = [*map(Path, settings.model_repository), *(repositories or ())]
-    if not paths:
-        raise CommandFailed("name a model repository: headrace models check PATH", status=2)
+    paths = repository_paths(settings, *(repositories or ()))
     rows = check_repositories(paths, load_settings_of(settings))
     print_check(rows)
     failed = len({row.model for row in rows if not row.ok})

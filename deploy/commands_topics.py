@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from headrace.deploy.broker import kafka_settings, open_log, topology_of
+from headrace.deploy.broker import named_kafka, open_log, topology_of
 from headrace.deploy.console import out, print_table
 from headrace.deploy.failure import CommandFailed
+from headrace.deploy.loading import repository_paths
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
 from headrace.repository.layout import scan
@@ -43,9 +44,7 @@ def topics(
 
       headrace topics models --kafka-config client.properties --create
     """
-    paths = [*map(Path, settings.model_repository), *([path] if path else [])]
-    if not paths:
-        raise CommandFailed("name a model repository: headrace topics PATH", status=2)
+    paths = repository_paths(settings, path)
     topology = topology_of(settings)
     specs = list(topology.shared_specs())
     for model in scan(paths).sources:
@@ -73,6 +72,6 @@ async def _look(
     settings: Settings, specs: Sequence[TopicSpec], *, create: bool
 ) -> tuple[dict[str, int], Sequence[str]]:
     """Return the partition counts of what exists, after creating the rest if wanted, and warnings."""
-    async with open_log(kafka_settings(settings)) as log:
+    async with open_log(named_kafka(settings), settings) as log:
         warnings = await log.ensure(specs) if create else ()
         return dict(await log.topics()), warnings

@@ -27,13 +27,13 @@ def load_settings_of(settings: Settings) -> LoadSettings:
     )
 
 
-def repository_paths(settings: Settings, path: Path | None = None) -> list[Path]:
-    """Return where models lie: the options' repositories, and the command's own argument.
+def repository_paths(settings: Settings, *given: Path | None) -> list[Path]:
+    """Return where models lie: the options' repositories, and the command's own arguments.
 
     Raises:
         CommandFailed: None is given.
     """
-    paths = [*map(Path, settings.model_repository), *([path] if path else [])]
+    paths = [*map(Path, settings.model_repository), *(path for path in given if path)]
     if not paths:
         raise CommandFailed(
             f"no models are named: give a model repository, a model folder or a model file "
@@ -74,7 +74,7 @@ def batching_of(config: ModelConfig) -> str:
 
 def _instances(devices: Sequence[str]) -> str:
     counts = {device: devices.count(device) for device in devices}
-    return ", ".join(f"{count} × {device}" for device, count in counts.items())
+    return ", ".join(f"{count} on {device}" for device, count in counts.items())
 
 
 def hint_at_batching(settings: Settings, paths: Sequence[Path], repository: Repository) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Self
 
-from headrace.deploy.broker import kafka_settings, open_log, topology_of
+from headrace.deploy.broker import named_kafka, open_log, topology_of
 from headrace.deploy.failure import CommandFailed
 from headrace.deploy.inputs import InputSpec
 from headrace.deploy.settings import Settings
@@ -35,7 +35,9 @@ class LogClient:
             LogError: No broker answers.
         """
         async with AsyncExitStack() as stack:
-            log = await stack.enter_async_context(open_log(kafka_settings(self._settings)))
+            log = await stack.enter_async_context(
+                open_log(named_kafka(self._settings), self._settings)
+            )
             settings = GatewaySettings(timeout_ms=self._timeout_ms)
             gateway = Gateway(log, topology_of(self._settings), settings)
             self._gateway = await stack.enter_async_context(gateway)

@@ -29,6 +29,7 @@ class Service:
         metrics_url: Root of the gateway's metrics.
         worker_url: Root of the worker's own port.
         log: File with what it prints.
+        process: The child process, once started.
     """
 
     def __init__(self, ports: Sequence[int], log: Path) -> None:
@@ -39,6 +40,7 @@ class Service:
         self.metrics_url = f"http://127.0.0.1:{metrics}"
         self.worker_url = f"http://127.0.0.1:{worker}"
         self.log = log
+        self.process: asyncio.subprocess.Process | None = None
 
     async def is_ready(self) -> bool:
         """Ask whether every model is ready."""
@@ -109,6 +111,7 @@ async def serving(path: Path, log: Path, options: Sequence[str] = ()) -> AsyncIt
             stdout=out,
             stderr=asyncio.subprocess.STDOUT,
         )
+    service.process = process
     try:
         await _until_ready(service, process, log)
         yield service

@@ -162,6 +162,12 @@ class Settings(BaseSettings):
         description="Largest request body, bytes.",
         json_schema_extra=GATEWAY,
     )
+    http_timeout_ms: int = Field(
+        60_000,
+        ge=1,
+        description="Milliseconds that a call waits which names no deadline of its own (X-Headrace-Timeout-Ms).",
+        json_schema_extra=GATEWAY,
+    )
     max_pending: int = Field(
         1024,
         ge=1,
@@ -209,6 +215,12 @@ class Settings(BaseSettings):
         5.0,
         ge=0,
         description="Milliseconds that answers gather before they are published.",
+        json_schema_extra=WORKER,
+    )
+    commit_interval_ms: int = Field(
+        100,
+        ge=0,
+        description="Milliseconds between two commits of a partition at least; 0 commits at each settle.",
         json_schema_extra=WORKER,
     )
     revoke_grace_secs: float = Field(

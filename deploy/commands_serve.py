@@ -1,0 +1,134 @@
+"""`headrace serve`, `headrace worker` and `headrace gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from headrace.deploy.broker import named_kafka
+from headrace.deploy.console import hint
+from headrace.deploy.loading import repository_paths
+from headrace.deploy.options import with_settings
+from headrace.deploy.process import Parts, run_process
+from headrace.deploy.settings import Settings, misspelt_variables
+
+MODELS = (
+    "model_repository",
+    "model_control_mode",
+    "model_config_name",
+    "disable_auto_complete_config",
+    "default_max_batch_size",
+    "model_load_thread_count",
+    "model_load_retry_count",
+    "exit_on_error",
+)
+KAFKA = ("bootstrap_servers", "kafka_config", "topic_prefix", "partitions")
+GATEWAY = (
+    "strict_readiness",
+    "http_port",
+    "metrics_port",
+    "http_max_input_size",
+    "http_timeout_ms",
+    "max_pending",
+)
+WORKER = (
+    "worker_port",
+    "worker_id",
+    "group_instance_id",
+    "allow_reply_topics",
+    "max_queued_records",
+    "max_queued_bytes",
+    "max_partition_span",
+    "max_poll_records",
+    "settle_interval_ms",
+    "commit_interval_ms",
+    "revoke_grace_secs",
+)
+PROCESS = ("http_address", "allow_metrics", "exit_timeout_secs", "log_level", "config")
+
+
+@with_settings(*MODELS, *KAFKA, "broker_port", *GATEWAY, *WORKER, *PROCESS)
+def serve(
+    settings: Settings,
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="Model repository, model folder, or a single model file (.onnx)."),
+    ] = None,
+) -> None:
+    """Serve models in one process: worker and gateway, and the embedded broker unless a Kafka is named.
+
+    [bold]Examples[/]
+
+      headrace serve my_model.onnx
+
+      headrace serve /path/to/model_repository
+
+      headrace serve /path/to/model_repository --bootstrap-servers kafka-1:9092
+
+      headrace serve --model-repository /a --model-repository /b --exit-on-error=false
+    """
+    paths = repository_paths(settings, path)
+    run(settings, run_process(settings, paths, Parts(worker=True, gateway=True)))
+
+
+@with_settings(*MODELS, *KAFKA, *WORKER, *PROCESS)
+def worker(
+    settings: Settings,
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="Model repository, model folder, or a single model file (.onnx)."),
+    ] = None,
+) -> None:
+    """Serve models from their request topics. Start as many as there are partitions to share.
+
+    [bold]Examples[/]
+
+      headrace worker /path/to/model_repository --bootstrap-servers kafka-1:9092
+
+      headrace worker --model-repository /models --kafka-config client.properties --worker-id w1
+    """
+    paths = repository_paths(settings, path)
+    named_kafka(settings)
+    run(settings, run_process(settings, paths, Parts(worker=True, gateway=False)))
+
+
+@with_settings(*KAFKA, *GATEWAY, *PROCESS)
+def gateway(settings: Settings) -> None:
+    """Answer the V2 protocol over HTTP for the models that workers on the same Kafka serve.
+
+    [bold]Examples[/]
+
+      headrace gateway --bootstrap-servers kafka-1:9092
+
+      headrace gateway --kafka-config client.properties --http-address 0.0.0.0 --http-port 8000
+    """
+    named_kafka(settings)
+    run(settings, run_process(settings, [], Parts(worker=False, gateway=True)))
+
+
+def run(settings: Settings, main: Coroutine[Any, Any, None]) -> None:
+    """Run a process's coroutine with logging set up, on uvloop where it exists."""
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    if settings.log_level != "debug":
+        # The client reports each retry of a connection; what matters of it comes back as an error of ours.
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    for warning in misspelt_variables():
+        hint(warning)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(main)
+
+
+def _loop_factory() -> Any:
+    """Return uvloop's event loop where it is installed, else asyncio's own."""
+    try:
+        return importlib.import_module("uvloop").new_event_loop
+    except ImportError:
+        return None

@@ -1,0 +1,265 @@
+"""How the parts become a process: broker, log, models, worker and gateway, in the order of start and of stop.
+
+Stopping goes the other way round: the gateway refuses new calls and lets the worker answer the open ones, the
+worker then drains and commits, and the broker ends last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.consumers.service import Worker
+from headrace.consumers.settings import WorkerSettings
+from headrace.deploy.broker import (
+    embedded_broker,
+    embedded_properties,
+    is_embedded,
+    named_kafka,
+    open_log,
+    topology_of,
+)
+from headrace.deploy.console import errors, hint
+from headrace.deploy.failure import port_taken
+from headrace.deploy.loading import (
+    hint_at_batching,
+    load_settings_of,
+    print_models,
+    refuse_failures,
+)
+from headrace.deploy.settings import Settings, option_name
+from headrace.deploy.welcome import Addresses, print_welcome
+from headrace.deploy.worker_http import WorkerHttp
+from headrace.repository.repository import Repository
+from headrace.streams.gateway import Gateway, GatewaySettings
+from headrace.streams.http import HttpServer, HttpSettings
+from headrace.streams.kafka import KafkaLog
+from headrace.streams.metrics import GatewayMetrics, MetricsServer, metrics_page
+from prometheus_client import CollectorRegistry
+
+logger = logging.getLogger(__name__)
+
+READY_POLL_S = 0.05
+"""How often a start looks whether all is ready, to say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a process holds: ``serve`` both, the other commands one."""
+
+    worker: bool
+    gateway: bool
+
+
+async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -> None:
+    """Start the parts, say what there is, and serve until SIGINT or SIGTERM.
+
+    Args:
+        settings: Of the process.
+        paths: Where models lie; empty for a gateway.
+        parts: Which.
+
+    Raises:
+        CommandFailed: A port is taken, or a model does not load and the settings ask for all.
+        ConfigError: A setting or a repository is wrong.
+        LogError: No broker answers, or a topic may not be created.
+    """
+    stop = asyncio.Event()
+    _stop_at_signals(stop, settings.exit_timeout_secs)
+    _check_ports(settings, parts)
+    _hint_at_containers(settings)
+    async with AsyncExitStack() as stack:
+        repository = None
+        if parts.worker:
+            repository = await _load(settings, paths)
+            stack.callback(repository.close)
+        addresses = Addresses()
+        log = await stack.enter_async_context(_opened_log(settings, addresses))
+        if repository is not None:
+            await stack.enter_async_context(_working(settings, log, repository, addresses))
+        if parts.gateway:
+            await stack.enter_async_context(_answering(settings, log, addresses))
+        print_welcome(settings, addresses, repository)
+        await _until(stop, addresses)
+        errors.print("Stopping: what is in flight is finished first.")
+
+
+def worker_settings(settings: Settings) -> WorkerSettings:
+    """Return the worker's bounds under these settings."""
+    return WorkerSettings(
+        worker_id=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
+        max_queued_records=settings.max_queued_records,
+        max_queued_bytes=settings.max_queued_bytes,
+        max_partition_span=settings.max_partition_span,
+        max_poll_records=settings.max_poll_records,
+        settle_interval_s=settings.settle_interval_ms / 1000,
+        revoke_grace_s=settings.revoke_grace_secs,
+        exit_timeout_s=settings.exit_timeout_secs,
+    )
+
+
+def _stop_at_signals(stop: asyncio.Event, exit_timeout_secs: int) -> None:
+    """Let the first signal stop gracefully and the second end the process at once."""
+
+    def stopping() -> None:
+        if stop.is_set():
+            errors.print("Stopped at once; what was in flight is read again at the next start.")
+            os._exit(1)  # the embedded broker ends with its parent, however that ends
+        stop.set()
+        logger.info("stopping within %d s; a second signal ends at once", exit_timeout_secs)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping)
+
+
+def _check_ports(settings: Settings, parts: Parts) -> None:
+    """Refuse a taken port before models are loaded, which may take minutes."""
+    wanted = []
+    if parts.gateway:
+        wanted += ["http_port", *(["metrics_port"] if settings.allow_metrics else [])]
+    if parts.worker:
+        wanted.append("worker_port")
+    family = socket.AF_INET6 if ":" in settings.http_address else socket.AF_INET
+    for name in wanted:
+        port = getattr(settings, name)
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((settings.http_address, port))
+            except OSError as exc:
+                raise port_taken(exc, option_name(name), settings.http_address, port) from exc
+
+
+def _hint_at_containers(settings: Settings) -> None:
+    """Say what a container needs, where this seems to be one and nobody outside could connect."""
+    in_container = os.getpid() == 1 or Path("/.dockerenv").exists()
+    if in_container and settings.http_address in ("127.0.0.1", "localhost", "::1"):
+        hint(
+            f"listening on {settings.http_address} only, which nothing outside this container "
+            f"reaches; give {option_name('http_address')} 0.0.0.0 to change that"
+        )
+
+
+async def _load(settings: Settings, paths: Sequence[Path]) -> Repository:
+    repository = Repository(paths, load_settings_of(settings))
+    await asyncio.to_thread(repository.load)
+    try:
+        print_models(repository)
+        refuse_failures(settings, repository)
+        hint_at_batching(settings, paths, repository)
+    except BaseException:
+        repository.close()
+        raise
+    return repository
+
+
+@asynccontextmanager
+async def _opened_log(settings: Settings, addresses: Addresses) -> AsyncIterator[KafkaLog]:
+    """Open the log that the settings name, or the embedded broker and its log."""
+    if not is_embedded(settings):
+        properties = named_kafka(settings)
+        addresses.bootstrap = properties["bootstrap.servers"]
+        async with open_log(properties, settings) as log:
+            yield log
+        return
+    async with embedded_broker(settings) as broker:
+        addresses.bootstrap, addresses.embedded = broker.bootstrap, True
+        async with open_log(embedded_properties(broker), settings) as log:
+            yield log
+
+
+@asynccontextmanager
+async def _working(
+    settings: Settings, log: KafkaLog, repository: Repository, addresses: Addresses
+) -> AsyncIterator[None]:
+    """Run the worker, with its port, around the block; drain when the block ends."""
+    stop = asyncio.Event()
+    worker = Worker(log, repository, topology_of(settings), worker_settings(settings))
+    async with (
+        worker,
+        WorkerHttp(
+            settings.http_address,
+            settings.worker_port,
+            registry=worker.registry if settings.allow_metrics else None,
+            is_ready=worker.ready,
+            troubles=worker.troubles,
+        ) as http,
+    ):
+        addresses.worker = f"http://{settings.http_address}:{http.port}"
+        addresses.is_ready.append(worker.ready)
+        running = asyncio.create_task(worker.run(stop))
+        addresses.running.append(running)
+        try:
+            yield
+        finally:
+            stop.set()
+            await running
+
+
+@asynccontextmanager
+async def _answering(
+    settings: Settings, log: KafkaLog, addresses: Addresses
+) -> AsyncIterator[None]:
+    """Run the gateway, with its ports, around the block; open calls are answered before it ends."""
+    gateway_settings = GatewaySettings(
+        max_pending=settings.max_pending,
+        timeout_ms=settings.http_timeout_ms,
+        max_record_bytes=log.max_record_bytes,
+        strict_readiness=settings.strict_readiness,
+    )
+    http_settings = HttpSettings(
+        address=settings.http_address,
+        port=settings.http_port,
+        max_input_bytes=settings.http_max_input_size,
+        drain_timeout_s=settings.exit_timeout_secs,
+    )
+    registry = CollectorRegistry()
+    counts = GatewayMetrics(registry)
+    gateway = Gateway(log, topology_of(settings), gateway_settings, observer=counts)
+    counts.watch(gateway)
+
+    def page() -> bytes:
+        return metrics_page(gateway.fleet.series(gateway.now_ms()), registry)
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(gateway)
+        if settings.allow_metrics:
+            metrics = MetricsServer(
+                page, address=settings.http_address, port=settings.metrics_port
+            )
+            await stack.enter_async_context(metrics)
+            addresses.metrics = f"http://{settings.http_address}:{metrics.port}/metrics"
+        await gateway.wait_ready()
+        http = await stack.enter_async_context(HttpServer(gateway, http_settings))
+        addresses.http = f"http://{settings.http_address}:{http.port}"
+        addresses.is_ready.append(gateway.is_ready)
+        yield
+
+
+async def _until(stop: asyncio.Event, addresses: Addresses) -> None:
+    """Wait for the stop; a part that ends before it is a failure and passes on its reason."""
+    waiting = asyncio.create_task(stop.wait())
+    telling = asyncio.create_task(_tell_ready(addresses))
+    try:
+        await asyncio.wait({waiting, *addresses.running}, return_when=asyncio.FIRST_COMPLETED)
+        for task in addresses.running:
+            if task.done():
+                task.result()
+    finally:
+        waiting.cancel()
+        telling.cancel()
+
+
+async def _tell_ready(addresses: Addresses) -> None:
+    # Readiness is a state of many parts, some in other processes: there is no event to wait for.
+    while not all(is_ready() for is_ready in addresses.is_ready):  # noqa: ASYNC110  # as said above
+        await asyncio.sleep(READY_POLL_S)
+    errors.print("Ready.", style="green")

@@ -1,0 +1,67 @@
+"""What a process says when it has started: where it listens, which topics it serves, and what it guarantees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from headrace.deploy.broker import topology_of
+from headrace.deploy.console import out
+from headrace.deploy.settings import Settings
+from headrace.repository.repository import Repository
+from rich.table import Table
+from rich.text import Text
+
+EMBEDDED = (
+    "at least once; the embedded broker holds its data in memory and forgets it when it stops"
+)
+KAFKA = (
+    "at least once: answers are acknowledged before offsets are committed; a crash may repeat one"
+)
+
+
+@dataclass(slots=True)
+class Addresses:
+    """Where the parts of a process are, filled in as they start.
+
+    Attributes:
+        bootstrap: The broker.
+        embedded: It is the embedded one.
+        http: Root of the V2 API, or ``""``.
+        metrics: Of the gateway, or ``""``.
+        worker: Root of the worker's port, or ``""``.
+        running: Tasks that must not end before the stop.
+        is_ready: Asked until all say yes.
+    """
+
+    bootstrap: str = ""
+    embedded: bool = False
+    http: str = ""
+    metrics: str = ""
+    worker: str = ""
+    running: list[asyncio.Task[None]] = field(default_factory=list)
+    is_ready: list[Callable[[], bool]] = field(default_factory=list)
+
+
+def print_welcome(settings: Settings, addresses: Addresses, repository: Repository | None) -> None:
+    """Print what there is, one line each."""
+    topology = topology_of(settings)
+    rows = [("Headrace", version("headrace"))]
+    kind = " (embedded broker)" if addresses.embedded else ""
+    rows.append(("Kafka", addresses.bootstrap + kind))
+    models = repository.models if repository is not None else ()
+    rows += [("Records", f"{topology.requests(m)} to {topology.results(m)}") for m in models]
+    if addresses.http:
+        rows.append(("HTTP", f"{addresses.http}/v2"))
+    if addresses.metrics:
+        rows.append(("Metrics", addresses.metrics))
+    if addresses.worker:
+        rows.append(("Worker", f"{addresses.worker}/metrics, {addresses.worker}/v2/health/ready"))
+    if repository is not None:
+        rows.append(("Guarantee", EMBEDDED if addresses.embedded else KAFKA))
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows:
+        table.add_row(Text(name, "bold"), Text(text))
+    out.print(table, soft_wrap=False, width=out.width if out.is_terminal else 160)

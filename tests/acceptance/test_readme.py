@@ -1,0 +1,141 @@
+"""Every command and program of the README, run as it is written against a real `headrace serve`.
+
+Only addresses are replaced, by those of the service that the test started on free ports.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from affine_model import save_affine
+from headrace.deploy.serving import serving
+
+pytestmark = [pytest.mark.embedded, pytest.mark.asyncio(loop_scope="module")]
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    line.removeprefix("$ ").partition("    #")[0].strip()
+    for language, text in BLOCKS
+    if language == "console"
+    for line in text.splitlines()
+    if line.startswith("$ ")
+]
+PROGRAMS = [text for language, text in BLOCKS if language == "python"]
+SET_UP = ("make ", "pip install", "headrace serve")
+ASKING = [command for command in COMMANDS if not command.startswith(SET_UP)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(tmp_path_factory):
+    """``headrace serve my_model.onnx``, as in the README."""
+    folder = tmp_path_factory.mktemp("readme")
+    save_affine(folder / "my_model.onnx")
+    async with serving(folder / "my_model.onnx", folder / "serve.log") as running:
+        yield running
+
+
+def with_addresses(text, service):
+    return text.replace("127.0.0.1:8000", service.url.removeprefix("http://")).replace(
+        "127.0.0.1:9092", service.bootstrap
+    )
+
+
+def run(command, service):
+    """Run a command line with our own commands found first; returns what it prints."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment["HEADRACE_URL"] = service.url
+    done = subprocess.run(
+        ["bash", "-c", with_addresses(command, service)],
+        env=environment,
+        cwd=service.log.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_readme_says_what_the_tests_run():
+    assert "make demo" in COMMANDS
+    assert "make test" in COMMANDS
+    assert "headrace serve my_model.onnx" in COMMANDS
+    assert len(ASKING) >= 3
+    assert len(PROGRAMS) == 1
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+def test_the_two_commands_exist(command):
+    planned = subprocess.run(
+        [*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert planned.returncode == 0, planned.stderr
+
+
+@pytest.mark.parametrize("command", ASKING)
+async def test_each_command_answers(command, service):
+    printed = run(command, service)
+    assert "my_model" in printed
+
+
+async def test_curl_answers_with_the_models_values(service):
+    (command,) = [c for c in ASKING if c.startswith("curl") and "/infer" in c]
+    response = json.loads(run(command, service))
+    assert response["outputs"][0]["shape"] == [1, 4]
+    assert response["outputs"][0]["data"] == [3.0, 5.0, 7.0, 9.0]
+
+
+async def test_the_plain_program_gets_its_answer_from_the_results_topic(service, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(with_addresses(PROGRAMS[0], service))
+    printed = run(f"{sys.executable} {program}", service)
+    assert printed.startswith("b'first' b'OK' {")
+    assert "[3.0, 5.0, 7.0, 9.0]" in printed
+
+
+async def test_the_same_is_served_from_a_kafka_that_is_named(service, tmp_path):
+    """The README's line with ``--bootstrap-servers``; the broker is the first service's."""
+    (line,) = re.findall(r"`headrace serve (\S+) (--bootstrap-servers) \S+`", README)
+    assert line[0] == "/path/to/model_repository"
+    repository = tmp_path / "models" / "other" / "1"
+    repository.mkdir(parents=True)
+    save_affine(repository / "model.onnx")
+    options = (line[1], service.bootstrap, "--topic-prefix", "second")
+    async with serving(tmp_path / "models", tmp_path / "serve.log", options) as second:
+        printed = run(f"headrace infer other --example --url {second.url}", second)
+        assert "other version 1" in printed
+        by_record = f"headrace infer other 1,2,3,4 --json {' '.join(options)}"
+        assert json.loads(run(by_record, second))["outputs"][0]["data"] == [3.0, 5.0, 7.0, 9.0]
+
+
+def test_every_option_of_the_readme_exists():
+    from headrace.deploy.settings import Settings, option_name
+
+    known = {option_name(field) for field in Settings.model_fields}
+    own = {"--example", "--request", "--create", "--help"}
+    assert set(re.findall(r"--[a-z][a-z-]+", README)) <= known | own
+
+
+def test_every_default_of_the_option_table_is_the_real_one():
+    from headrace.deploy.settings import Settings
+
+    rows = re.findall(r"^\| (`--[^|]*) \| ([^|]+) \|", README, re.MULTILINE)
+    checked = 0
+    for names, values in rows:
+        fields = [n.strip("`-").replace("-", "_") for n in names.strip().split(", ")]
+        if fields[0] in ("model_repository", "bootstrap_servers", "broker_port"):
+            continue
+        shown = [value.strip("` ") for value in values.split(", ")]
+        for field, value in zip(fields, shown, strict=True):
+            real = Settings.model_fields[field].default
+            assert value == (str(real).lower() if isinstance(real, bool) else str(real))
+            checked += 1
+    assert checked >= 8
