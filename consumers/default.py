@@ -1,0 +1,32 @@
+"""The default scheduler: a model without ``dynamic_batching`` never merges requests (SEMANTICS DB-33). Pure."""
+
+from __future__ import annotations
+
+from headrace.consumers.queues import MAX_QUEUE_ENTRIES, EntryQueue
+from headrace.schemas.batch import Batch
+from headrace.schemas.signature import Signature
+
+
+class DefaultBatcher(EntryQueue):
+    """One request per execution, first in, first out, over all instances; itself maybe a batch of several rows.
+
+    There is no queue policy: no priorities, no queue timeout, no ``max_queue_size``. A caller's own deadline
+    and cancels count as everywhere.
+    """
+
+    def __init__(
+        self, signature: Signature, *, max_queue_entries: int = MAX_QUEUE_ENTRIES
+    ) -> None:
+        """Start empty.
+
+        Args:
+            signature: Of the model version.
+            max_queue_entries: See `EntryQueue`.
+        """
+        super().__init__(max_queue_entries=max_queue_entries)
+        self._signature = signature
+
+    def take(self, instance: int, now_ns: int, *, flush: bool = False) -> Batch | None:  # noqa: ARG002  # the port's; nothing is ever held back
+        """Return the oldest request as a batch of its own, or None if none waits."""
+        self.sweep(now_ns)
+        return Batch(self._signature, self.pop(1)) if len(self) else None
