@@ -101,7 +101,8 @@ class Repository:
             NotFound: No such model or version, or nothing of it is ready.
             Unavailable: That version is not ready.
         """
-        return self.models[model].versions[self.index.route(model, version)]
+        number = self.index.route(model, version)
+        return self.models[model].versions[number]
 
     def readiness(self, model: str, version: str = "") -> Readiness:
         """Whether a model, or one version of it, can answer (SEMANTICS SV-05, SV-06)."""
