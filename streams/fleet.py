@@ -40,6 +40,7 @@ from headrace.streams.status import (
     Status,
     WorkerStatus,
     decode_status,
+    gateway_key,
 )
 
 DEFAULT_FORGET_AFTER_MS = 3_600_000
@@ -53,6 +54,7 @@ MAX_NAMED_MODELS = 10
 class _Word:
     status: Status
     until_ms: int
+    order: int
 
 
 class Fleet:
@@ -66,6 +68,7 @@ class Fleet:
         """Start empty; ``forget_after_ms`` bounds how long the dead are remembered."""
         self.corrupt = 0
         self._forget_after_ms = forget_after_ms
+        self._applied = 0
         self._words: dict[bytes, _Word] = {}
         self._keys: dict[str, set[bytes]] = {}
         self._views: dict[str, ModelView] = {}
@@ -105,7 +108,12 @@ class Fleet:
             return
         since_ms = now_ms if live else min(status.at_ms, now_ms)
         until_ms = since_ms + STALE_AFTER_INTERVALS * status.interval_ms
-        self._words[key] = _Word(status, until_ms)
+        self._applied += 1
+        order = self._applied
+        known = self._words.get(key)
+        if known is not None and _same_claim(known.status, status):
+            order = known.order  # a heartbeat is no new claim
+        self._words[key] = _Word(status, until_ms, order)
         if isinstance(status, WorkerStatus):
             self._keys.setdefault(status.model, set()).add(key)
             self._refresh(status.model, now_ms)
@@ -196,14 +204,31 @@ class Fleet:
                 totals[key].counts.add(version.counts)
         return [totals[key] for key in sorted(totals)]
 
-    def claims(self, now_ms: int, *, besides: str = "") -> Counter[int]:
-        """Return how many live gateways read each replies partition, not counting gateway ``besides``."""
+    def claimed(self, gateway: str) -> tuple[int, ...]:
+        """Return the replies partitions that a gateway's newest word claims."""
+        word = self._words.get(gateway_key(gateway))
+        status = word.status if word is not None else None
+        return status.reply_partitions if isinstance(status, GatewayStatus) else ()
+
+    def claims(
+        self, now_ms: int, *, besides: str = "", only_earlier: bool = False
+    ) -> Counter[int]:
+        """Return how many live gateways read each replies partition.
+
+        Args:
+            now_ms: Milliseconds since the epoch.
+            besides: A gateway that is not counted.
+            only_earlier: Count only claims that were made before that one's.
+        """
+        own = self._words.get(gateway_key(besides))
+        limit = own.order if only_earlier and own else 2**62
         claims: Counter[int] = Counter()
         for word in self._words.values():
             status = word.status
             if (
                 isinstance(status, GatewayStatus)
                 and status.gateway != besides
+                and word.order < limit
                 and word.until_ms > now_ms
             ):
                 claims.update(status.reply_partitions)
@@ -321,3 +346,11 @@ class Fleet:
             f" and {len(names) - MAX_NAMED_MODELS} more" if len(names) > MAX_NAMED_MODELS else ""
         )
         return f", known models: {', '.join(names[:MAX_NAMED_MODELS])}{more}"
+
+
+def _same_claim(one: Status, other: Status) -> bool:
+    return (
+        isinstance(one, GatewayStatus)
+        and isinstance(other, GatewayStatus)
+        and one.reply_partitions == other.reply_partitions
+    )

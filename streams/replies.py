@@ -1,8 +1,9 @@
 """A gateway's reply partitions: claimed through the status topic, read without a group.
 
 The least used partitions of the replies topic are taken, so that every gateway reads about its own share (FAULTS
-B60). Two gateways that choose the same one at the same moment only read each other's replies and drop them by
-their correlation ids. Reading starts at the end as it is before we say that we listen, so no reply to a call of
+B60). Of two gateways that choose the same one at the same moment, the one whose claim comes later in the status topic
+moves on. Where there are more gateways than partitions they share, and drop each other's replies by their
+correlation ids. Reading starts at the end as it is before we say that we listen, so no reply to a call of
 ours can lie before.
 """
 
@@ -20,6 +21,12 @@ from headrace.streams.announce import Announcer
 from headrace.streams.log import LATEST, Log, Span
 from headrace.streams.status import GatewayStatus
 from headrace.streams.watch import POLL_RECORDS, POLL_S, StatusWatch, retrying
+
+CLAIM_ROUNDS = 8
+"""Times that a gateway claims anew because another was first; then sharing a partition is good enough."""
+
+CLAIM_READ_S = 2.0
+"""Seconds that a gateway waits to read its own claim back."""
 
 
 class Replies:
@@ -85,16 +92,39 @@ class Replies:
         partitions = await self._log.partitions(self.topic)
         if not partitions:
             raise LogError(f"topic {self.topic} does not exist", retriable=True)
-        now_ms = self._watch.clock_ms()
-        used = self._watch.fleet.claims(now_ms, besides=self.status.gateway)
-        # Where several are equally free, each gateway starts at a place of its own.
-        start = zlib.crc32(self.status.gateway.encode())
-        order = sorted(range(partitions), key=lambda p: (used[p], (p - start) % partitions))
-        claimed = tuple(sorted(order[: self._wanted]))
-        self.status = replace(self.status, at_ms=now_ms, reply_partitions=claimed)
-        await announcer.write([self.status])
+        claimed: tuple[int, ...] = ()
+        for _ in range(CLAIM_ROUNDS):
+            claimed = self._choose(partitions)
+            self.status = replace(
+                self.status, at_ms=self._watch.clock_ms(), reply_partitions=claimed
+            )
+            await announcer.write([self.status])
+            await self._watch.until(self._is_claim_read, CLAIM_READ_S)
+            if not self._is_crowded(partitions):
+                break
         self._turn = itertools.cycle(claimed)
         self._resume = {TP(self.topic, partition): Span(LATEST) for partition in claimed}
+
+    def _choose(self, partitions: int) -> tuple[int, ...]:
+        """Return the least used partitions, in an order of our own where several are equally free."""
+        own = self.status.gateway
+        used = self._watch.fleet.claims(self._watch.clock_ms(), besides=own)
+        start = zlib.crc32(own.encode())
+        order = sorted(range(partitions), key=lambda p: (used[p], (p - start) % partitions))
+        return tuple(sorted(order[: self._wanted]))
+
+    def _is_claim_read(self) -> bool:
+        """Whether our claim came back: then every claim before it has been read too."""
+        own = self.status
+        return self._watch.fleet.claimed(own.gateway) == own.reply_partitions
+
+    def _is_crowded(self, partitions: int) -> bool:
+        """Whether somebody claimed a partition of ours first while a freer one exists: the later one moves."""
+        own, now_ms = self.status, self._watch.clock_ms()
+        earlier = self._watch.fleet.claims(now_ms, besides=own.gateway, only_earlier=True)
+        used = self._watch.fleet.claims(now_ms, besides=own.gateway)
+        free = [used[p] for p in range(partitions) if p not in own.reply_partitions]
+        return bool(free) and any(earlier[p] > min(free) for p in own.reply_partitions)
 
     async def _read(self) -> None:
         async with self._log.reader(self._resume) as reader:

@@ -67,9 +67,20 @@ class StatusWatch:
         """Keep the parts; `run` reads."""
         self.fleet = Fleet() if fleet is None else fleet
         self.caught_up = asyncio.Event()
+        self._changed = asyncio.Event()
         self._log = log
         self._topic = topic
         self.clock_ms = clock_ms
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something that depends on the fleet holds; False if it does not after that long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def run(self) -> None:
         """Follow the topic until cancelled."""
@@ -95,6 +106,8 @@ class StatusWatch:
             now_ms, end = self.clock_ms(), ends[block.tp]
             for record in block.records:
                 self.fleet.apply(record.key, record.value, now_ms, live=record.offset >= end)
+            self._changed.set()
+            self._changed = asyncio.Event()
 
 
 def _has_reached(reader: Reader, ends: Mapping[TP, int]) -> bool:

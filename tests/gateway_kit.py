@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 from headrace.schemas.codec import decode_request, encode_error_value, encode_response
 from headrace.schemas.config_text import config_from_json, config_to_json
-from headrace.schemas.errors import InferError
+from headrace.schemas.errors import InferError, LogError
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import (
     AVRO,
@@ -33,7 +33,7 @@ from headrace.schemas.tensor import Tensor
 from headrace.streams.announce import Announcer
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.http import HttpServer, HttpSettings
-from headrace.streams.log import EARLIEST, Span
+from headrace.streams.log import EARLIEST, Publisher, Span
 from headrace.streams.memory import MemoryLog
 from headrace.streams.status import ModelState, QueueStatus, VersionStatus, WorkerStatus
 from headrace.streams.topology import Topology
@@ -123,13 +123,27 @@ class Worker:
                             self.held.append(record)
                         else:
                             outs.append(out)
-                    await publisher.publish(outs)
+                    await publish(publisher, outs)
 
     def _answer(self, record: Record) -> Out | None:
         headers = dict(record.headers)
         request = decode_request(record.value, headers[CONTENT_TYPE].decode(), record.headers)
+        request = replace(
+            request,
+            id=headers.get(ID, b"").decode(),
+            model_version=headers.get(MODEL_VERSION, b"").decode(),
+        )
         answer = self.script(request, record)
         return None if answer is None else reply(record, answer)
+
+
+async def publish(publisher: Publisher, outs: list[Out]) -> None:
+    """Produce, again after an injected failure, as a worker that loses nothing does."""
+    while True:
+        try:
+            return await publisher.publish(outs)
+        except LogError:
+            continue
 
 
 def reply(record: Record, answer: InferResponse | InferError) -> Out:
