@@ -20,8 +20,13 @@ def inside(directory: Path, name: str, *, file: str, field: str) -> Path:
         ConfigError: Absolute, by ``..`` or by a link outside, or not there.
     """
     path = directory / name
-    base = directory.resolve()
-    if not path.resolve().is_relative_to(base) or path.resolve() == base:
+    try:
+        base, target = directory.resolve(), path.resolve()
+    except (OSError, RuntimeError, ValueError) as exc:  # links in a circle, a null character
+        raise ConfigError(
+            f"expected a path inside {directory}: {exc}", file=file, field=field, value=name
+        ) from exc
+    if not target.is_relative_to(base) or target == base:
         raise ConfigError(
             f"expected a path inside {directory}", file=file, field=field, value=name
         )
