@@ -237,10 +237,11 @@ def _read(value: bytes, schema: Any, name: str) -> dict[str, Any]:
     try:
         found: Any = fastavro.schemaless_reader(source, schema, None)
     except Exception as exc:
-        # fastavro meets bad bytes with whatever its parser trips over (EOFError, IndexError, UnicodeDecodeError, …).
+        # fastavro meets bad bytes with whatever its parser trips over (EOFError, IndexError, …). Its
+        # texts hold addresses of objects, and an answer that comes twice must be equal (DELIVERY P-16).
         raise UndecodableRecord(
-            f"the value of {len(value)} bytes is no Avro {name} "
-            f"({type(exc).__name__}: {str(exc)[:100]})"
+            f"the value of {len(value)} bytes is no Avro {name}: it goes wrong before byte "
+            f"{source.tell()} ({type(exc).__name__})"
         ) from exc
     if source.tell() != len(value):
         raise UndecodableRecord(

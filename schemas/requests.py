@@ -184,8 +184,7 @@ def _failure(entry: Entry, error: InferError) -> Failure:
 
 def _unexpected(entry: Entry, cause: Exception) -> UndecodableRecord:
     error = UndecodableRecord(
-        f"the value cannot be read as {entry.content_type} "
-        f"({type(cause).__name__}: {str(cause)[:100]})"
+        f"the value cannot be read as {entry.content_type} ({type(cause).__name__})"
     )
     error.__cause__ = cause
     return error
