@@ -88,7 +88,7 @@ class RawEncoder:
         """Split the column over the entries."""
         split = split_output(batch, self._output, responses.outputs[self._output.name])
         return [
-            (entry, data, ())
+            (entry, data, [])
             for entry, (_, data) in zip(batch.entries, split, strict=True)
             if entry is not None
         ]
@@ -101,7 +101,7 @@ def encode_error(
     model_version: str,  # noqa: ARG001
 ) -> tuple[bytes, Headers]:
     """Write an error's sentence."""
-    return error.detail.encode(), ()
+    return error.detail.encode(), []
 
 
 async def serve(args: argparse.Namespace, folder: Path) -> None:
