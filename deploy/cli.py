@@ -12,7 +12,7 @@ from headrace.deploy.commands_models import app as models_app
 from headrace.deploy.commands_serve import gateway, serve, worker
 from headrace.deploy.commands_topics import topics
 from headrace.deploy.console import errors
-from headrace.deploy.failure import known_failure
+from headrace.deploy.failure import first_cause, known_failure
 
 INTERRUPTED = 130
 """Exit status after the interrupt key, as shells have it."""
@@ -66,8 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         failure = known_failure(exc)
         if failure is None:
+            cause = first_cause(exc)
             errors.print(
-                f"internal error, {type(exc).__name__}: {exc}; "
+                f"internal error, {type(cause).__name__}: {cause}; "
                 "headrace --debug COMMAND shows where it comes from",
                 markup=False,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import quote
@@ -99,8 +100,9 @@ class HttpClient:
                 f"--url = {self.url}: expected something like http://127.0.0.1:8000", status=2
             ) from exc
         except aiohttp.ClientError as exc:
+            cause = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
             raise CommandFailed(
-                f"no gateway answers on {self.url} ({exc}); start one with: headrace serve PATH"
+                f"no gateway answers on {self.url} ({cause}); start one with: headrace serve PATH"
             ) from exc
 
 

@@ -17,7 +17,7 @@ from headrace.deploy.settings import Settings
 from headrace.repository.check import CheckRow
 from headrace.repository.check import check as check_repositories
 
-app = typer.Typer(help="Show models; check a repository before anything starts.")
+app = typer.Typer()
 TIMEOUT_S = 10.0
 """Seconds to wait for the gateway's index."""
 

@@ -47,3 +47,10 @@ def known_failure(exc: BaseException) -> CommandFailed | None:
             if found is not None:
                 return found
     return None
+
+
+def first_cause(exc: BaseException) -> BaseException:
+    """Return the first exception inside the groups that tasks make, or the exception itself."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc

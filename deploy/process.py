@@ -39,9 +39,10 @@ from headrace.deploy.welcome import Addresses, print_welcome
 from headrace.deploy.worker_http import WorkerHttp
 from headrace.repository.repository import Repository
 from headrace.streams.gateway import Gateway, GatewaySettings
+from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.http import HttpServer, HttpSettings
 from headrace.streams.kafka import KafkaLog
-from headrace.streams.metrics import GatewayMetrics, MetricsServer, metrics_page
+from headrace.streams.metrics import MetricsServer, metrics_page
 from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,6 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
     stop = asyncio.Event()
     _stop_at_signals(stop, settings.exit_timeout_secs)
     _check_ports(settings, parts)
-    _hint_at_containers(settings)
     async with AsyncExitStack() as stack:
         repository = None
         if parts.worker:
@@ -87,6 +87,7 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
         if parts.gateway:
             await stack.enter_async_context(_answering(settings, log, addresses))
         print_welcome(settings, addresses, repository)
+        _hint_at_containers(settings)
         await _until(stop, addresses)
         errors.print("Stopping: what is in flight is finished first.")
 
