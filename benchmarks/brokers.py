@@ -197,7 +197,11 @@ async def _create_topics(bootstrap: str, names: Sequence[str], partitions: int) 
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(name, partitions, 1) for name in names])
+        # As Headrace makes its request topics; the same for all, since it is the broker's work.
+        settings = {"message.timestamp.type": "LogAppendTime"}
+        await admin.create_topics(
+            [NewTopic(name, partitions, 1, topic_configs=settings) for name in names]
+        )
         for _ in range(100):
             if set(names) <= set(await admin.list_topics()):
                 return

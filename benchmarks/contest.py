@@ -90,7 +90,7 @@ class Worker:
 
     def argv(self, tag: str, broker: Broker) -> Sequence[str]:
         return [
-            *(sys.executable, "-m", "headrace.deploy.cli", "worker"),
+            *(sys.executable, "-m", "headrace.deploy.cli", "--debug", "worker"),
             *("--model-repository", str(self.repository)),
             *("--bootstrap-servers", broker.bootstrap, "--topic-prefix", tag),
             *("--kafka-config", str(broker.properties)),

@@ -74,7 +74,7 @@ def _gateway(running: Broker, folder: Path) -> Iterator[int]:
     worker = Worker(folder / "models")
     running.create_topics(worker.topics(tag), 4)
     argv = [
-        *(sys.executable, "-m", "headrace.deploy.cli", "gateway"),
+        *(sys.executable, "-m", "headrace.deploy.cli", "--debug", "gateway"),
         *("--bootstrap-servers", running.bootstrap, "--topic-prefix", tag),
         *("--kafka-config", str(running.properties)),
         *("--http-port", str(port), "--metrics-port", str(free_port()), "--log-level", "warning"),
