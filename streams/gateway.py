@@ -166,6 +166,7 @@ class Gateway:
             await self._announcer.clear([self._replies.status.key])
         except LogError as error:
             logger.warning("the gateway's word stays in the status topic: %s", error)
+        self._outbox.close()
         try:
             # Not told what the body raised: it would come out wrapped in a group. Our own tasks' errors still do.
             await self._group.__aexit__(None, None, None)

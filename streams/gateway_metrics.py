@@ -39,6 +39,8 @@ class GatewayMetrics(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register with ``registry``."""
         self._gateway: Gateway | None = None
+        # Collected in this order, and ours drops the histogram's series of models that are gone.
+        registry.register(self)
         self._durations = Histogram(
             "headrace_gateway_call_duration_seconds",
             "Time from the call's admission to its answer",
@@ -47,7 +49,6 @@ class GatewayMetrics(Collector):
             registry=registry,
         )
         self._series: dict[tuple[str, Code], Histogram] = {}
-        registry.register(self)
 
     def watch(self, gateway: Gateway) -> None:
         """Show this gateway's counts from now on."""

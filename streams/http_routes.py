@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum, auto
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
+
+MAX_REMEMBERED = 512
+"""Paths whose route is remembered: clients ask the same few again and again."""
 
 
 class Kind(StrEnum):
@@ -66,6 +70,7 @@ _OF_MODEL = {
 _SHARED_MEMORY_VERBS = {"status": _GET, "register": _POST, "unregister": _POST}
 
 
+@lru_cache(maxsize=MAX_REMEMBERED)
 def resolve(path: str) -> Target | None:
     """Return the route of a path as it stands in the request line, None where there is none (SEMANTICS PB-20)."""
     path = path.partition("?")[0]

@@ -31,6 +31,7 @@ class Outbox:
         self._waiting: list[tuple[Out, OnError]] = []
         self._running = 0
         self._scheduled = False
+        self._is_closed = False
 
     def __repr__(self) -> str:
         """Show what waits and what is under way."""
@@ -38,8 +39,16 @@ class Outbox:
 
     def send(self, out: Out, on_error: OnError) -> None:
         """Produce a record soon; ``on_error`` is called if that fails, nothing if it is acknowledged."""
+        if self._is_closed:
+            on_error(LogError("the outbox is closed", retriable=False))
+            return
         self._waiting.append((out, on_error))
         self._schedule()
+
+    def close(self) -> None:
+        """Start the last publish and take no more; the task group waits for those under way."""
+        self._is_closed = True
+        self._start()
 
     def _schedule(self) -> None:
         if not self._scheduled and self._waiting and self._running < MAX_PUBLISHES:
@@ -49,6 +58,8 @@ class Outbox:
     def _start(self) -> None:
         self._scheduled = False
         batch, self._waiting = self._waiting, []
+        if not batch:
+            return
         self._running += 1
         self._group.create_task(self._publish(batch))
 

@@ -1,0 +1,94 @@
+"""The outbox: few publishes for many records, each record's failure told to its own caller."""
+
+import asyncio
+
+import pytest
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import Out
+from headrace.streams.log import TopicSpec
+from headrace.streams.memory import MemoryLog
+from headrace.streams.outbox import MAX_PUBLISHES, Outbox
+
+
+class Counting:
+    """A publisher of the memory log that counts its calls and how many run at once."""
+
+    def __init__(self, log):
+        self._inner = log.publisher()
+        self.sizes = []
+        self.running = 0
+        self.most = 0
+
+    async def publish(self, outs):
+        """Count and pass on."""
+        self.sizes.append(len(outs))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self._inner.publish(outs)
+        finally:
+            self.running -= 1
+
+
+@pytest.fixture
+async def log():
+    log = MemoryLog()
+    await log.ensure([TopicSpec("t", 1)])
+    return log
+
+
+def out(number):
+    return Out("t", 0, None, str(number).encode())
+
+
+async def test_B93_what_gathers_in_one_turn_is_one_publish(log):
+    publisher, errors = Counting(log), []
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(publisher, group)
+        for number in range(100):
+            outbox.send(out(number), errors.append)
+        outbox.close()
+    assert publisher.sizes == [100]
+    assert [r.value for r in log.records("t", 0)] == [str(n).encode() for n in range(100)]
+    assert errors == []
+
+
+async def test_B93_records_gather_while_enough_publishes_are_under_way(log):
+    publisher, errors = Counting(log), []
+    log.hold_produce()
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(publisher, group)
+        for number in range(50):
+            outbox.send(out(number), errors.append)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert publisher.running == MAX_PUBLISHES
+        log.free_produce()
+    assert publisher.most == MAX_PUBLISHES
+    assert publisher.sizes == [1] * MAX_PUBLISHES + [50 - MAX_PUBLISHES]
+    assert len(log.records("t", 0)) == 50
+
+
+async def test_a_failed_publish_is_told_to_each_of_its_callers_and_the_next_goes_on(log):
+    publisher, errors = Counting(log), []
+    log.fail_produce()
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(publisher, group)
+        outbox.send(out(1), errors.append)
+        outbox.send(out(2), errors.append)
+        while not errors:  # noqa: ASYNC110  # two turns of the loop
+            await asyncio.sleep(0)
+        outbox.send(out(3), errors.append)
+        outbox.close()
+    assert [type(error) for error in errors] == [LogError, LogError]
+    assert [r.value for r in log.records("t", 0)] == [b"3"]
+
+
+async def test_a_closed_outbox_refuses_and_says_so(log):
+    errors = []
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(Counting(log), group)
+        outbox.close()
+        outbox.send(out(1), errors.append)
+    assert len(errors) == 1
+    assert log.records("t", 0) == []
