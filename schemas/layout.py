@@ -42,7 +42,7 @@ class Layout:
         single: The only cut, when there is one input; else None.
         views: Slice without a copy.
         rows, shapes: As in `Entry`.
-        fields: What else the value says: attribute and value, where no header says it.
+        fields: What else the value says, attribute and value; none of it has a header.
     """
 
     __slots__ = (
@@ -117,11 +117,8 @@ class Layouts:
             )
         entry.rows = layout.rows
         entry.shapes = layout.shapes
-        if layout.fields:
-            said = entry.__dict__
-            for name, field in layout.fields:
-                if name not in said:
-                    setattr(entry, name, field)
+        for name, field in layout.fields:
+            setattr(entry, name, field)
         return True
 
     def learn(self, value: bytes, request: InferRequest, entry: Entry) -> None:
@@ -131,8 +128,10 @@ class Layouts:
         pieces = request_pieces(request)
         rest = b"".join(pieces)
         constant_bytes = sum(len(piece) for piece in pieces[::2])
-        # A writer may use other legal Avro encodings (blocks with sizes): those stay on the general path.
-        if constant_bytes > MAX_CONSTANT_BYTES or not value.endswith(rest):
+        start = 1 if value[0] == 0 else _behind_id(value)
+        # All bytes must be those that our writer makes of the request. A value may also be in another legal Avro
+        # encoding (blocks with sizes), or hold parameters that became fields: it stays on the general path.
+        if constant_bytes > MAX_CONSTANT_BYTES or value[start:] != rest:
             return
         layout = _layout(request, self._signature, pieces)
         layout.rows, layout.shapes = entry.rows, entry.shapes

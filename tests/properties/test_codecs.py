@@ -247,7 +247,10 @@ BASE = st.builds(
     st.binary(max_size=5),
     st.booleans(),
     id=st.one_of(st.just(""), st.text(st.characters(codec="utf-8"), max_size=70)),
-    parameters=PARAMETERS,
+    parameters=st.one_of(
+        PARAMETERS,
+        st.sampled_from([{"priority": 5}, {"sequence_id": "a", "sequence_start": True}]),
+    ),
     outputs=st.sampled_from([(), (RequestedOutput("y"),), (RequestedOutput("q"),)]),
 )
 HEADERS = st.lists(
@@ -290,7 +293,7 @@ def test_every_single_byte_of_a_usual_record_set_to_any_value():
     taught.decode(TP0, 1, [Rec(value)])
     recognised = 0
     for place in range(len(value)):
-        for byte in (0, 1, 2, 3, 4, 0x7F, 0x80, 0xFF):
+        for byte in (0, 1, 2, 3, 4, 5, 0x7F, 0x80, 0xFF):
             changed = value[:place] + bytes([byte]) + value[place + 1 :]
             fresh = RequestDecoder({1: SIGNED}, model_name="m")
             record = Rec(changed)

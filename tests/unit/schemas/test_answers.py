@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from headrace.schemas import errors
-from headrace.schemas.answers import ResponseEncoder, encode_error
+from headrace.schemas.answers import ResponseEncoder, _heads, encode_error
 from headrace.schemas.batch import Responses
 from headrace.schemas.codec import MAX_DETAIL, decode_response, error_of
 from headrace.schemas.errors import (
@@ -137,6 +137,13 @@ def test_SQ11_padding_rows_are_not_answered():
     answers = encode(TWO, two(3), entry(offset=0), None, entry(offset=2, accept=JSON))
     assert [one.record.offset for one, _, _ in answers] == [0, 2]
     assert [found.outputs[0].numpy().tolist() for found in decoded(answers)] == [[[0]], [[2]]]
+
+
+def test_what_stands_before_the_data_follows_its_length_even_where_shapes_are_one_object():
+    shape = (1, 1)
+    (spec,) = signature(outputs=[tensor_config("s", Datatype.BYTES, (1,))]).outputs
+    one, two = _heads(b"", spec, [(shape, b"a"), (shape, b"ab")])
+    assert (one[-1], two[-1]) == (2, 4)
 
 
 def test_B48_zero_rows_of_boxes_are_a_result():

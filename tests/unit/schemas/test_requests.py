@@ -135,8 +135,9 @@ def test_what_a_header_says_wins_over_the_value(content_type):
         ("priority", b"0"),
         ("sequence-id", b"4"),
     )
-    for record in (Rec(value, headers), Rec(value, headers)):  # the second one by the fast path
-        found = decode_one(record)
+    made = decoder()
+    records = [Rec(value, headers), Rec(value, headers)]  # the second Avro one by the fast path
+    for found in made.decode(TP0, 1, records).by_version[1]:
         assert (found.id, found.priority, found.sequence_id) == ("header", 0, 4)
         assert found.timeout_us == 9
         assert found.parameters == {}
