@@ -82,9 +82,7 @@ class Layouts:
         """Return the number of layouts."""
         return len(self._order)
 
-    def fill(  # noqa: C901, PLR0912  # one straight pass, once per record
-        self, entry: Entry, value: bytes
-    ) -> bool:
+    def fill(self, entry: Entry, value: bytes) -> bool:
         """Fill an entry from a value if its layout is known; its headers have been read before.
 
         Returns:
