@@ -20,7 +20,7 @@ from typing import Self
 
 from headrace.schemas.errors import ConfigError, LogError
 from headrace.streams import embedded_child
-from headrace.streams.kafka_client import answers
+from headrace.streams.kafka_client import EMBEDDED_CLUSTER, answers
 
 HOST = "127.0.0.1"
 ATTEMPTS = 5  # a free port may be taken between asking for it and using it
@@ -137,10 +137,13 @@ class EmbeddedBroker:
                 str(os.getpid()),
                 str(binary),
                 *("broker", "--storage-engine", "memory://tansu/", "--listener-url", address),
+                *("--cluster-id", EMBEDDED_CLUSTER),
                 *("--advertised-listener-url", address),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
+                # A terminal's interrupt reaches its whole group: the broker must outlive the worker's drain.
+                start_new_session=True,
                 cwd=self._dir,
                 env={"RUST_LOG": "warn", "PATH": os.environ.get("PATH", os.defpath)},
             )

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from types import MethodType
 from typing import Any, TypeVar
 
+from aiokafka import AIOKafkaConsumer
 from aiokafka import errors as kafka_errors
 from aiokafka.client import AIOKafkaClient
 from aiokafka.cluster import ClusterMetadata
@@ -21,6 +22,10 @@ from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
 
 T = TypeVar("T")
+
+EMBEDDED_CLUSTER = (
+    "headrace-embedded"  # the embedded broker's cluster id, by which a client knows it
+)
 
 FATAL = (
     kafka_errors.AuthenticationFailedError,
@@ -62,13 +67,23 @@ async def bounded(awaitable: Awaitable[T], timeout_s: float, doing: str) -> T:
         raise translated(exc, doing) from exc
 
 
-async def close_within(close: Callable[[], Awaitable[None]], timeout_s: float) -> None:
-    """Close a client; past the bound it is left to the loop's end, since nothing more can be done."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await close()
-    except (TimeoutError, KafkaError, OSError) as exc:
-        logging.getLogger("headrace.streams").warning("closing a Kafka client failed: %r", exc)
+async def stop_consumer(consumer: AIOKafkaConsumer, *, timeout_s: float = 10.0) -> None:
+    """Stop a consumer within a bound.
+
+    aiokafka waits for a group join that is under way, which takes as long as the other members like; past the
+    bound the join is cancelled and the member's session ends by itself.
+    """
+    stopping = asyncio.create_task(consumer.stop())
+    await asyncio.wait({stopping}, timeout=timeout_s)
+    if not stopping.done():
+        consumer._coordinator._coordination_task.cancel()  # noqa: SLF001  # there is no public way
+        await asyncio.wait({stopping}, timeout=timeout_s)
+        if consumer._fetcher is not None:  # noqa: SLF001  # as above
+            await consumer._fetcher.close()  # noqa: SLF001  # as above
+        await consumer._client.close()  # noqa: SLF001  # as above
+    failure = None if stopping.cancelled() or not stopping.done() else stopping.exception()
+    if failure is not None:
+        logging.getLogger("headrace.streams").warning("a consumer stopped with %r", failure)
 
 
 def hush() -> None:

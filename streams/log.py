@@ -25,6 +25,7 @@ class Feature(StrEnum):
     LOG_APPEND_TIME = "log_append_time"
     COMPACTION = "compaction"
     DELETE_TOPICS = "delete_topics"
+    COMMIT_METADATA = "commit_metadata"
 
 
 class Mode(StrEnum):
@@ -216,6 +217,9 @@ class Log(Protocol):
     """A log. Entered as an async context manager; everything it hands out must be closed before it."""
 
     features: frozenset[Feature]
+    max_record_bytes: (
+        int  # key, value and headers of a record; a larger one is refused before it is sent
+    )
 
     async def __aenter__(self) -> Self:
         """Connect; `LogError` with one sentence if the brokers cannot be reached."""

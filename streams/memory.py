@@ -114,7 +114,7 @@ class MemoryLog:
         max_record_bytes: Largest key + value.
     """
 
-    features = frozenset({Feature.LOG_APPEND_TIME, Feature.COMPACTION, Feature.DELETE_TOPICS})
+    features = frozenset(Feature) - {Feature.TRANSACTIONS}
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class MemoryLog:
             if size > self.max_record_bytes:
                 raise LogError(
                     f"a record of {size} bytes for {out.topic}/{out.partition} is above the limit of "
-                    f"{self.max_record_bytes} bytes (max_record_bytes)",
+                    f"{self.max_record_bytes} bytes (max.request.size)",
                     retriable=False,
                 )
         now_ms = self.clock_ms()

@@ -46,7 +46,10 @@ class MemorySource:
         return f"MemorySource({sorted(self.topics)}, {len(self._epochs)} partitions)"
 
     async def __aenter__(self) -> Self:
-        """Join; returns after the rebalance."""
+        """Join; returns after the rebalance. `LogError` names a topic that does not exist."""
+        gone = self.topics - (await self._log.topics()).keys()
+        if gone:
+            raise LogError(f"topic {', '.join(sorted(gone))} does not exist", retriable=True)
         self.group.members.append(self)
         await asyncio.shield(self.group.rebalance())
         return self

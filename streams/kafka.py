@@ -1,0 +1,198 @@
+"""The log on Kafka's protocol by aiokafka: Apache Kafka, and the embedded broker.
+
+This module makes the parts; what each does is in ``kafka_source``, ``kafka_reader``, ``kafka_producer``,
+``kafka_delivery`` and ``kafka_admin``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Self
+
+from aiokafka.conn import create_conn
+from aiokafka.errors import KafkaError
+from headrace.schemas.errors import ConfigError, LogError
+from headrace.schemas.record import TP
+from headrace.streams.kafka_admin import KafkaAdmin
+from headrace.streams.kafka_client import EMBEDDED_CLUSTER, hush, translated
+from headrace.streams.kafka_delivery import KafkaDelivery
+from headrace.streams.kafka_producer import KafkaProducer, KafkaPublisher
+from headrace.streams.kafka_properties import translate
+from headrace.streams.kafka_reader import KafkaReader
+from headrace.streams.kafka_source import KafkaSource
+from headrace.streams.log import Feature, Mode, Rebalance, Source, Span, TopicSpec
+
+logger = logging.getLogger("headrace.streams")
+
+COMMIT_INTERVAL_MS = 100
+REVOKE_GRACE_S = 5.0
+APACHE_KAFKA = frozenset(
+    {
+        Feature.LOG_APPEND_TIME,
+        Feature.COMPACTION,
+        Feature.DELETE_TOPICS,
+        Feature.COMMIT_METADATA,
+    }
+)
+# It accepts the settings of the first two and does not act by them, and drops a commit's metadata, so that what
+# was finished beyond a commit is answered again after a takeover (DELIVERY P-1).
+EMBEDDED = frozenset({Feature.DELETE_TOPICS})
+CONNECT_TIMEOUT_S = 10.0
+
+
+class KafkaLog:
+    """See `headrace.streams.log.Log`.
+
+    Attributes:
+        features: What the brokers can do, once entered.
+        max_record_bytes: Largest record that is published (``max.request.size``).
+        warnings: A sentence per Kafka property that is ignored.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, str],
+        *,
+        commit_interval_ms: int = COMMIT_INTERVAL_MS,
+        revoke_grace_s: float = REVOKE_GRACE_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        file: str = "",
+    ) -> None:
+        """Translate the properties.
+
+        Args:
+            properties: By Kafka's names; ``bootstrap.servers`` is needed.
+            commit_interval_ms: What is settled is committed at most this often; 0 is at each settle.
+            revoke_grace_s: How long a revocation waits for work in flight.
+            connect_timeout_s: How long entering may try to reach a broker.
+            file: Where the properties are from, for error sentences.
+
+        Raises:
+            ConfigError: As `headrace.streams.kafka_properties.translate`.
+        """
+        self._settings = translate(properties, file=file)
+        self.features = APACHE_KAFKA
+        self.warnings = self._settings.warnings
+        self._commit_interval_s = commit_interval_ms / 1000
+        self._grace_s = revoke_grace_s
+        self._connect_timeout_s = connect_timeout_s
+        self._producer = KafkaProducer(self._settings)
+        self._admin = KafkaAdmin(self._settings)
+        self._epoch = 0
+        self.max_record_bytes = self._producer.max_record_bytes
+
+    def __repr__(self) -> str:
+        """Show the brokers."""
+        return f"KafkaLog({','.join(self._settings.bootstrap)})"
+
+    async def __aenter__(self) -> Self:
+        """Reach a broker; `LogError` with one sentence if none answers, or none lets us in."""
+        hush()
+        for warning in self.warnings:
+            logger.warning("%s", warning)
+        await self._reach()
+        await self._admin.start()
+        if await self._admin.cluster() == EMBEDDED_CLUSTER:
+            self.features = EMBEDDED
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Send what is queued and close."""
+        await self._producer.close()
+        await self._admin.close()
+
+    def source(self, group: str, topics: Set[str], on: Rebalance) -> KafkaSource:
+        """Make a group member; a group's name is needed (FAULTS B76)."""
+        if not group:
+            raise ConfigError("a consumer group's name is needed", field="group")
+        return KafkaSource(
+            self._settings,
+            group,
+            topics,
+            on,
+            revoke_grace_s=self._grace_s,
+            next_epoch=self._next_epoch,
+            missing=self._admin.missing,
+            ends_by_batch=self.features is EMBEDDED,
+        )
+
+    def reader(self, spans: Mapping[TP, Span], *, committed: bool = False) -> KafkaReader:
+        """Make a reader."""
+        return KafkaReader(
+            self._settings,
+            spans,
+            committed=committed,
+            missing=self._admin.missing,
+            ends_by_batch=self.features is EMBEDDED,
+        )
+
+    def delivery(self, source: Source, mode: Mode) -> KafkaDelivery:
+        """Make the delivery of one of this log's sources.
+
+        Raises:
+            ConfigError: Exactly once is asked for, which this release does not have.
+        """
+        if mode is not Mode.AT_LEAST_ONCE:
+            raise ConfigError(
+                "is not available in this release; use at_least_once",
+                field="delivery",
+                value=mode.value,
+            )
+        assert isinstance(source, KafkaSource), "a delivery belongs to a source of the same log"
+        return KafkaDelivery(self._producer, source, commit_interval_s=self._commit_interval_s)
+
+    def publisher(self) -> KafkaPublisher:
+        """Make a publisher."""
+        return KafkaPublisher(self._producer)
+
+    async def ensure(self, topics: Sequence[TopicSpec]) -> Sequence[str]:
+        """Create what is missing; a warning per existing topic that differs."""
+        return await self._admin.ensure(topics)
+
+    async def partitions(self, topic: str) -> int | None:
+        """Return the count as of now, None where there is no such topic."""
+        return (await self._admin.topics([topic])).get(topic)
+
+    async def topics(self) -> Mapping[str, int]:
+        """Return all topics as of now."""
+        return await self._admin.topics()
+
+    async def delete(self, topics: Sequence[str]) -> None:
+        """Delete topics."""
+        await self._admin.delete(topics)
+
+    def _next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    async def _reach(self) -> None:
+        """Connect to the first bootstrap server that lets us in: aiokafka alone would not say why none does."""
+        failures = []
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._connect_timeout_s
+        arguments: dict[str, Any] = dict(self._settings.client)
+        for name in ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms"):
+            arguments.pop(name, None)
+        arguments["max_idle_ms"] = arguments.pop("connections_max_idle_ms")
+        for server in self._settings.bootstrap:
+            host, _, port = server.rpartition(":")
+            try:
+                async with asyncio.timeout_at(deadline):
+                    conn = await create_conn(host.strip("[]"), int(port), **arguments)
+            except TimeoutError:
+                failures.append(
+                    LogError(
+                        f"{server}: no answer within {self._connect_timeout_s:g} s", retriable=True
+                    )
+                )
+            except (OSError, KafkaError) as exc:
+                failures.append(translated(exc, f"connecting to {server}"))
+            else:
+                conn.close()
+                return
+        raise LogError(
+            f"no Kafka broker can be used (bootstrap.servers): {'; '.join(f.detail for f in failures)}",
+            retriable=all(failure.retriable for failure in failures),
+        )

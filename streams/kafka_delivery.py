@@ -1,0 +1,200 @@
+"""At-least-once delivery on Kafka: answers acknowledged, then positions committed, at most every so often.
+
+A settle returns when everything is acknowledged. Its commit follows within the interval, by a task of the
+delivery's own, because a commit per settle is a round trip per settle; what is still to be committed when
+partitions are revoked is committed then. A crash in between costs answers a second time, never an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP, Out
+from headrace.streams.kafka_producer import KafkaProducer
+from headrace.streams.kafka_source import KafkaSource
+from headrace.streams.log import Outcome, Position
+
+
+class KafkaDelivery:
+    """See `headrace.streams.log.Delivery`.
+
+    Settles of one owner may overlap: their records are queued in the order of the calls, and a position is taken
+    over only when every earlier settle of its owner has been acknowledged.
+    """
+
+    def __init__(
+        self, producer: KafkaProducer, source: KafkaSource, *, commit_interval_s: float
+    ) -> None:
+        """Keep the parts and have the source flush at revocations."""
+        self._producer = producer
+        self._source = source
+        self._interval_s = commit_interval_s
+        self._outs: dict[TP, list[Out]] = {}
+        self._late: dict[TP, list[Out]] = {}
+        self._turns: dict[TP, asyncio.Lock] = {}
+        self._last: dict[TP, asyncio.Future[bool]] = {}
+        self._pending: dict[TP, Position] = {}
+        self._fenced: dict[TP, int] = {}
+        self._error: LogError | None = None
+        self._committing = asyncio.Lock()
+        self._committer: asyncio.Task[None] | None = None
+        self._due = asyncio.Event()
+        source.adopt(self)
+
+    def __repr__(self) -> str:
+        """Show the counts."""
+        buffered = sum(map(len, self._outs.values())) + sum(map(len, self._late.values()))
+        return (
+            f"KafkaDelivery({buffered} records buffered, {len(self._pending)} positions pending)"
+        )
+
+    def put(self, owner: TP, outs: Sequence[Out], *, after_ack: bool = False) -> None:
+        """Buffer."""
+        buffer = self._late if after_ack else self._outs
+        found = buffer.get(owner)
+        if found is None:
+            buffer[owner] = list(outs)
+        else:
+            found.extend(outs)
+
+    async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
+        """Publish what is buffered for these owners and take over their positions for the next commit."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        await self._producer.start()
+        outcomes = {tp: self._outcome(tp, at) for tp, at in upto.items()}
+        owners = sorted(tp for tp, outcome in outcomes.items() if outcome is Outcome.SETTLED)
+        for owner in upto.keys() - set(owners):
+            self._forget(owner)
+        if owners:
+            await self._publish_in_turn(owners)
+        for owner in owners:
+            outcomes[owner] = self._outcome(owner, upto[owner])
+            if outcomes[owner] is Outcome.SETTLED:
+                self._take_over(owner, upto[owner])
+        if self._interval_s <= 0:
+            await self.flush()
+            return {
+                tp: self._fenced_since(tp, upto[tp], outcome) for tp, outcome in outcomes.items()
+            }
+        self._commit_soon()
+        return outcomes
+
+    async def flush(self) -> None:
+        """Commit everything settled now; `LogError` if it fails, and the positions are kept for the next time."""
+        async with self._committing:
+            pending, self._pending = self._pending, {}
+            if not pending:
+                return
+            try:
+                refused = await self._source.commit(pending)
+            except BaseException:
+                self._pending = {**pending, **self._pending}
+                raise
+            for tp in refused:
+                self._fenced[tp] = pending[tp].epoch
+
+    async def release(self, owner: TP, *, abort: bool) -> None:
+        """Forget a partition, publishing first what is there unless ``abort``; what was settled is committed."""
+        if not abort and (owner in self._outs or owner in self._late):
+            await self._producer.start()
+            await self._publish_in_turn([owner])
+        self._outs.pop(owner, None)
+        self._late.pop(owner, None)
+        if owner in self._pending:
+            await self.flush()
+        self._forget(owner)
+
+    async def close(self) -> None:
+        """Stop committing."""
+        committer, self._committer = self._committer, None
+        if committer is not None:
+            committer.cancel()
+            with suppress(asyncio.CancelledError):
+                await committer
+
+    async def _publish_in_turn(self, owners: Sequence[TP]) -> None:
+        """Publish these owners' buffers; `LogError` if that fails or an earlier settle of theirs did."""
+        acknowledged: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        taken: dict[TP, list[Out]] = {}
+        late: dict[TP, list[Out]] = {}
+        try:
+            async with AsyncExitStack() as turns:
+                for owner in owners:  # sorted, so that two settles cannot wait for each other
+                    await turns.enter_async_context(self._turns.setdefault(owner, asyncio.Lock()))
+                taken = _take(self._outs, owners)
+                late = _take(self._late, owners)
+                earlier = {self._last[owner] for owner in owners if owner in self._last}
+                self._last.update(dict.fromkeys(owners, acknowledged))
+                batches = await self._producer.batches(_flat(taken))
+                late_batches = await self._producer.batches(_flat(late))
+                futures = await self._producer.send(batches)
+            await self._producer.acknowledged(batches, futures)
+            if late_batches:
+                futures = await self._producer.send(late_batches)
+                await self._producer.acknowledged(late_batches, futures)
+            if not all([await settled for settled in earlier]):
+                taken = late = {}  # these are out; the earlier settle has put its own back
+                raise LogError("an earlier settle of the same partitions failed", retriable=True)  # noqa: TRY301  # one way out
+            acknowledged.set_result(True)
+        except BaseException:
+            _put_back(self._outs, taken)
+            _put_back(self._late, late)
+            if not acknowledged.done():
+                acknowledged.set_result(False)
+            raise
+
+    def _take_over(self, owner: TP, position: Position) -> None:
+        before = self._pending.get(owner)
+        # Settles of one owner may come back in another order than they were called in.
+        if before is None or before.epoch != position.epoch or before.offset <= position.offset:
+            self._pending[owner] = position
+
+    def _commit_soon(self) -> None:
+        self._due.set()
+        if self._committer is None or self._committer.done():
+            self._committer = asyncio.create_task(self._commit_every_interval())
+
+    async def _commit_every_interval(self) -> None:
+        while True:
+            await self._due.wait()
+            await asyncio.sleep(self._interval_s)
+            self._due.clear()
+            try:
+                await self.flush()
+            except LogError as error:
+                self._error = error
+                self._due.set()
+
+    def _outcome(self, owner: TP, position: Position) -> Outcome:
+        ours = self._source.epoch(owner) == position.epoch
+        fenced = self._fenced.get(owner) == position.epoch
+        return Outcome.SETTLED if ours and not fenced else Outcome.FENCED
+
+    def _fenced_since(self, owner: TP, position: Position, outcome: Outcome) -> Outcome:
+        return self._outcome(owner, position) if outcome is Outcome.SETTLED else outcome
+
+    def _forget(self, owner: TP) -> None:
+        self._outs.pop(owner, None)
+        self._late.pop(owner, None)
+        self._turns.pop(owner, None)
+        self._last.pop(owner, None)
+
+
+def _take(buffer: dict[TP, list[Out]], owners: Iterable[TP]) -> dict[TP, list[Out]]:
+    return {owner: buffer.pop(owner) for owner in owners if owner in buffer}
+
+
+def _put_back(buffer: dict[TP, list[Out]], taken: Mapping[TP, list[Out]]) -> None:
+    for owner, outs in taken.items():
+        buffer[owner] = outs + buffer.get(owner, [])
+
+
+def _flat(taken: Mapping[TP, list[Out]]) -> list[Out]:
+    if len(taken) == 1:
+        return next(iter(taken.values()))
+    return [out for outs in taken.values() for out in outs]

@@ -1,0 +1,242 @@
+"""Producing by aiokafka: one shared producer per log, one future per batch for answers, per record for requests.
+
+acks=all always. The producer is not idempotent unless ``enable.idempotence`` says so (the embedded broker has
+none): aiokafka keeps one request per partition in flight and retries a batch before the next, so records of a
+partition keep their order, and a retry after a lost acknowledgement may write a batch twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from typing import Any, Self, TypeAlias
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import Out
+from headrace.streams.kafka_client import bounded, never_create, translated
+from headrace.streams.kafka_properties import KafkaSettings
+
+# A target and aiokafka's batch for it.
+TargetBatch: TypeAlias = tuple[str, int, Any]
+
+METADATA_S = 2.0  # how long a topic that was just created may take to be known
+ROOM_BYTES = 1024  # under this much below the limit, a record's size is computed exactly
+
+
+class KafkaProducer:
+    """The producer that deliveries and publishers of a log share; starts at its first use.
+
+    Attributes:
+        max_record_bytes: Largest record, keys and headers included (``max.request.size``).
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Keep the settings."""
+        self.max_record_bytes = int(str(settings.producer["max_request_size"]))
+        self._settings = settings
+        self._producer: AIOKafkaProducer | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Connect, once."""
+        async with self._starting:
+            if self._producer is not None:
+                return
+            producer = AIOKafkaProducer(
+                **self._settings.client, **self._settings.producer, acks="all"
+            )
+            never_create(producer.client)
+            try:
+                await bounded(
+                    producer.start(), self._settings.request_timeout_s, "starting the producer"
+                )
+            except BaseException:
+                await producer.client.close()
+                producer._closed = True  # noqa: SLF001  # stop() would wait for a sender that never began
+                raise
+            self._producer = producer
+
+    async def close(self) -> None:
+        """Send what is queued within the request timeout, and close."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        stopping = asyncio.create_task(producer.stop())
+        await asyncio.wait({stopping}, timeout=self._settings.request_timeout_s)
+        if not stopping.done():
+            stopping.cancel()
+            await producer._sender.close()  # noqa: SLF001  # stop() still waits for acknowledgements
+            await producer.client.close()
+        await asyncio.gather(stopping, return_exceptions=True)
+
+    async def batches(self, outs: Sequence[Out]) -> list[TargetBatch]:
+        """Pack records into batches by target, in order; nothing is sent yet.
+
+        Raises:
+            LogError: A record is above ``max.request.size``, or its topic or partition does not exist.
+        """
+        targets: dict[tuple[str, int], list[Out]] = {}
+        for out in outs:
+            key = (out.topic, out.partition)
+            found = targets.get(key)
+            if found is None:
+                targets[key] = [out]
+            else:
+                found.append(out)
+        packed: list[TargetBatch] = []
+        now_ms = time.time_ns() // 1_000_000
+        for (topic, partition), records in targets.items():
+            await self._check_target(topic, partition)
+            packed += [(topic, partition, batch) for batch in self._pack(records, now_ms)]
+        return packed
+
+    def _pack(self, records: Sequence[Out], now_ms: int) -> list[Any]:
+        producer = self._running()
+        batch = producer.create_batch()
+        batches = [batch]
+        append = batch.append
+        for out in records:
+            value, headers = out.value, out.headers
+            if value is None or len(value) > self.max_record_bytes - ROOM_BYTES:
+                self.check(out)
+            if type(headers) is not list:  # the record builder takes nothing else
+                headers = list(headers)
+            if append(timestamp=now_ms, key=out.key, value=value, headers=headers) is None:
+                batch = producer.create_batch()
+                batches.append(batch)
+                append = batch.append
+                append(timestamp=now_ms, key=out.key, value=value, headers=headers)
+        return batches
+
+    async def send(self, batches: Sequence[TargetBatch]) -> list[asyncio.Future[object]]:
+        """Queue batches; returns a future of each one's acknowledgement."""
+        producer = self._running()
+        futures: list[asyncio.Future[object]] = []
+        for topic, partition, batch in batches:
+            try:
+                futures.append(await producer.send_batch(batch, topic, partition=partition))
+            except KafkaError as exc:
+                await self._settle(futures)
+                raise translated(exc, f"publishing to {topic}/{partition}") from exc
+        return futures
+
+    async def acknowledged(
+        self, batches: Sequence[TargetBatch], futures: Sequence[asyncio.Future[object]]
+    ) -> None:
+        """Await all acknowledgements; `LogError` names the first target that failed."""
+        failures = await self._settle(futures)
+        for (topic, partition, _), failure in zip(batches, failures, strict=True):
+            if failure is not None:
+                raise translated(failure, f"publishing to {topic}/{partition}") from failure
+
+    async def each(self, outs: Sequence[Out]) -> None:
+        """Publish records one by one, in order, so that those of concurrent callers share batches."""
+        producer = self._running()
+        for out in outs:
+            self._check_size(out)
+            await self._check_target(out.topic, out.partition)
+        futures: list[asyncio.Future[object]] = []
+        doing = ""
+        try:
+            for out in outs:
+                doing = f"publishing to {out.topic}/{out.partition}"
+                headers = out.headers if type(out.headers) is list else list(out.headers)
+                futures.append(
+                    await producer.send(
+                        out.topic, out.value, out.key, out.partition, headers=headers
+                    )
+                )
+        except KafkaError as exc:
+            await self._settle(futures)
+            raise translated(exc, doing) from exc
+        for out, failure in zip(outs, await self._settle(futures), strict=True):
+            if failure is not None:
+                raise translated(
+                    failure, f"publishing to {out.topic}/{out.partition}"
+                ) from failure
+
+    def _check_size(self, out: Out) -> None:
+        """Check one record, by the exact size only where that could matter."""
+        value = out.value
+        if value is None or len(value) > self.max_record_bytes - ROOM_BYTES:
+            self.check(out)
+
+    def check(self, out: Out) -> None:
+        """Check one record.
+
+        Raises:
+            LogError: It is too large, or has neither key nor value.
+        """
+        if out.value is None and out.key is None:
+            raise LogError(
+                f"a record for {out.topic}/{out.partition} has neither key nor value",
+                retriable=False,
+            )
+        size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(
+            out.key, out.value, list(out.headers)
+        )
+        if size > self.max_record_bytes:
+            raise LogError(
+                f"a record of {size} bytes for {out.topic}/{out.partition} is above the limit of "
+                f"{self.max_record_bytes} bytes (max.request.size)",
+                retriable=False,
+            )
+
+    async def _settle(
+        self, futures: Sequence[asyncio.Future[object]]
+    ) -> list[BaseException | None]:
+        """Await all; returns why each failed, None where it did not."""
+        if not futures:
+            return []
+        # aiokafka fails a batch after request.timeout.ms plus one request; past twice that, its sender is stuck.
+        bound_s = 2 * self._settings.request_timeout_s + 1
+        _, late = await asyncio.wait(futures, timeout=bound_s)
+        if late:
+            raise LogError(f"no acknowledgement within {bound_s:g} s", retriable=True)
+        return [future.exception() for future in futures]
+
+    async def _check_target(self, topic: str, partition: int) -> None:
+        client = self._running().client
+        known: Collection[int] | None = client.cluster.partitions_for_topic(topic)
+        if known is not None and partition in known:
+            return
+        deadline = asyncio.get_running_loop().time() + METADATA_S
+        while asyncio.get_running_loop().time() < deadline:
+            await client.add_topic(topic)
+            await client.force_metadata_update()
+            known = client.cluster.partitions_for_topic(topic)
+            if known is not None and partition in known:
+                return
+            if topic in client.cluster.unauthorized_topics:
+                raise LogError(f"not authorised to publish to topic {topic}", retriable=False)
+            await asyncio.sleep(0.05)
+        what = f"partition {partition} of topic {topic}" if known else f"topic {topic}"
+        raise LogError(f"{what} does not exist", retriable=False)
+
+    def _running(self) -> AIOKafkaProducer:
+        assert self._producer is not None, "started first"
+        return self._producer
+
+
+class KafkaPublisher:
+    """See `headrace.streams.log.Publisher`."""
+
+    def __init__(self, producer: KafkaProducer) -> None:
+        """Keep the shared producer."""
+        self._producer = producer
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        await self._producer.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing is queued: `publish` returned after the acknowledgement; the log closes the producer."""
+
+    async def publish(self, outs: Sequence[Out]) -> None:
+        """Produce and await the acknowledgement of all."""
+        await self._producer.each(outs)

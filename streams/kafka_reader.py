@@ -1,0 +1,158 @@
+"""Reads spans of partitions without a group, by aiokafka: replies, status, cancels, replay."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from typing import Self
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP, Record
+from headrace.streams.kafka_client import bounded, never_create, stop_consumer, translated
+from headrace.streams.kafka_offsets import end_offsets
+from headrace.streams.kafka_properties import KafkaSettings
+from headrace.streams.log import EARLIEST, LATEST, Block, Span
+
+NOWHERE = TopicPartition("", -1)  # an empty set would mean all partitions
+
+
+class KafkaReader:
+    """See `headrace.streams.log.Reader`."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        spans: Mapping[TP, Span],
+        *,
+        committed: bool,
+        missing: Callable[[Set[str]], Awaitable[Set[str]]],
+        ends_by_batch: bool,
+    ) -> None:
+        """Keep the parts; entering opens.
+
+        Args:
+            settings: Translated properties.
+            spans: What to read.
+            committed: Hide aborted and open transactions.
+            missing: Says which topics do not exist.
+            ends_by_batch: See `headrace.streams.kafka_offsets`.
+        """
+        self._settings = settings
+        self._spans = dict(spans)
+        self._committed = committed
+        self._missing = missing
+        self._ends_by_batch = ends_by_batch
+        self._consumer: AIOKafkaConsumer | None = None
+        self._open: set[tuple[str, int]] = {NOWHERE}
+
+    def __repr__(self) -> str:
+        """Show how much is left."""
+        return f"KafkaReader({len(self._open) - 1} of {len(self._spans)} partitions open)"
+
+    async def __aenter__(self) -> Self:
+        """Connect and seek; `LogError` names a topic that does not exist."""
+        gone = await self._missing({tp.topic for tp in self._spans})
+        if gone:
+            raise LogError(f"topic {', '.join(sorted(gone))} does not exist", retriable=True)
+        self._consumer = AIOKafkaConsumer(
+            **self._settings.client,
+            **self._settings.fetch,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed" if self._committed else "read_uncommitted",
+        )
+        never_create(self._consumer._client)  # noqa: SLF001  # it has no option for it
+        tps = [TopicPartition(*tp) for tp in self._spans]
+        self._consumer.assign(tps)
+        try:
+            await bounded(self._seek(), 2 * self._settings.request_timeout_s, "opening a reader")
+        except BaseException:
+            await stop_consumer(self._consumer)
+            raise
+        return self
+
+    async def _seek(self) -> None:
+        consumer = self._running()
+        await consumer.start()
+        wanted = {tp: span.start for tp, span in self._spans.items()}
+        first = [TopicPartition(*tp) for tp, start in wanted.items() if start == EARLIEST]
+        last = {tp for tp, start in wanted.items() if start == LATEST}
+        if first:
+            wanted |= {TP(*tp): at for tp, at in (await consumer.beginning_offsets(first)).items()}
+        if last:
+            wanted |= await end_offsets(consumer, last, by_batch=self._ends_by_batch)
+        for tp, offset in wanted.items():
+            consumer.seek(TopicPartition(*tp), offset)
+            self._open.add(tp)
+        self._close_read()
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close."""
+        if self._consumer is not None:
+            await stop_consumer(self._consumer)
+
+    async def poll(self, max_records: int, timeout_s: float) -> Sequence[Block]:
+        """Hand out what the spans still hold.
+
+        Raises:
+            LogError: Reading is refused, or a record cannot be parsed.
+        """
+        await asyncio.sleep(0)  # the fetcher does not yield while it has records
+        if len(self._open) == 1:
+            return ()
+        consumer = self._running()
+        try:
+            fetched = await consumer._fetcher.fetched_records(  # noqa: SLF001  # see `kafka_source`
+                self._open, max(timeout_s, 0.0), max_records
+            )
+        except KafkaError as exc:
+            topics = ", ".join(sorted({tp.topic for tp in self._spans}))
+            raise translated(exc, f"reading {topics}") from exc
+        blocks = []
+        for found, records in fetched.items():
+            tp = TP(*found)
+            kept = self._within(tp, records)
+            if kept:
+                blocks.append(Block(tp, 0, kept))
+        self._close_read()
+        return blocks
+
+    def positions(self) -> Mapping[TP, int]:
+        """Next offsets."""
+        return {tp: self._position(tp) for tp in self._spans}
+
+    def done(self) -> bool:
+        """Whether each span with an end is read to it and none is without."""
+        self._close_read()
+        return len(self._open) == 1
+
+    def _within(self, tp: TP, records: Sequence[Record]) -> Sequence[Record]:
+        end = self._spans[tp].end
+        if end is None or records[-1].offset < end:
+            return records
+        return records[: bisect_left(records, end, key=lambda record: record.offset)]
+
+    def _position(self, tp: TP) -> int:
+        assignment = self._running()._subscription.subscription.assignment  # noqa: SLF001  # see `kafka_source`
+        state = assignment.state_value(tp)
+        position: int = state.position if state.has_valid_position else self._spans[tp].start
+        end = self._spans[tp].end
+        return position if end is None else min(position, end)
+
+    def _close_read(self) -> None:
+        for tp in [tp for tp in self._open if tp != NOWHERE]:
+            own = TP(*tp)
+            end = self._spans[own].end
+            if end is not None and self._position(own) >= end:
+                self._open.discard(tp)
+                self._running().pause(TopicPartition(*tp))
+
+    def _running(self) -> AIOKafkaConsumer:
+        assert self._consumer is not None, "entered first"
+        if self._consumer._closed:  # noqa: SLF001  # a closed fetcher would wait without an error
+            raise LogError("the reader is closed", retriable=False)
+        return self._consumer

@@ -1,0 +1,381 @@
+"""A consumer-group member by aiokafka, with epochs of our own and commits that carry their admission's generation.
+
+aiokafka rebalances eagerly: everything is revoked, then everything is assigned, and at the revocation nobody knows
+what will come back. So each revocation is a revocation (drain within the grace, commit) and each assignment a new
+epoch; the sticky assignor makes that the same partitions mostly come back.
+
+Records that were fetched ahead under an old assignment never come out under a new one (FAULTS B16): aiokafka
+checks the assignment object of a fetch when it hands out records, and we hand out only what is resumed since.
+
+aiokafka's fetcher is called directly, for three things that ``getmany`` cannot do: take the set of partitions by
+reference (so that `resume` reaches a poll that is waiting), not drop the fetched records of paused partitions, and
+find partitions in a set. Its version is pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from typing import Protocol, Self
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import KafkaError
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP, Record
+from headrace.streams.kafka_client import bounded, never_create, stop_consumer, translated
+from headrace.streams.kafka_group import CommitRefused, commit_positions, fetch_committed
+from headrace.streams.kafka_offsets import end_offsets
+from headrace.streams.kafka_properties import KafkaSettings
+from headrace.streams.log import Block, Position, Rebalance
+
+logger = logging.getLogger("headrace.streams")
+
+# A member of the fetcher's set of partitions that is never assigned: an empty set would mean all of them.
+NOWHERE = TopicPartition("", -1)
+SLACK_S = 0.1  # the fetcher's own timeout comes first; ours only bounds its wait for an assignment
+
+
+class Flushed(Protocol):
+    """What a source needs of its deliveries."""
+
+    async def flush(self) -> None:
+        """Commit everything settled."""
+
+    async def close(self) -> None:
+        """Stop committing."""
+
+
+class KafkaSource:
+    """A group member; see `headrace.streams.log.Source` for the contract."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        group: str,
+        topics: Set[str],
+        on: Rebalance,
+        *,
+        revoke_grace_s: float,
+        next_epoch: Callable[[], int],
+        missing: Callable[[Set[str]], Awaitable[Set[str]]],
+        ends_by_batch: bool,
+    ) -> None:
+        """Keep the parts; entering joins.
+
+        Args:
+            settings: Translated properties.
+            group: Consumer group.
+            topics: Topics to subscribe to.
+            on: Told what the group assigns.
+            revoke_grace_s: How long `Rebalance.revoked` may take; the group waits for it that long.
+            next_epoch: Makes an epoch that no assignment had before.
+            missing: Says which topics do not exist.
+            ends_by_batch: See `headrace.streams.kafka_offsets`.
+        """
+        self.group = group
+        self._settings = settings
+        self._topics = frozenset(topics)
+        self._on = on
+        self._grace_s = revoke_grace_s
+        self._next_epoch = next_epoch
+        self._missing = missing
+        self._ends_by_batch = ends_by_batch
+        self._consumer: AIOKafkaConsumer | None = None
+        self._epochs: dict[TP, int] = {}
+        self._keys: dict[TP, TP] = {}
+        self._member = (-1, "")
+        self._active: set[tuple[str, int]] = {NOWHERE}
+        self._changed = asyncio.Event()
+        self._error: BaseException | None = None
+        self._deliveries: list[Flushed] = []
+
+    def __repr__(self) -> str:
+        """Show group, topics and counts."""
+        return f"KafkaSource({self.group}, {sorted(self._topics)}, {len(self._epochs)} partitions)"
+
+    async def __aenter__(self) -> Self:
+        """Join; `LogError` if a topic does not exist or the group cannot be joined within the bound."""
+        gone = await self._missing(self._topics)
+        if gone:
+            raise LogError(f"topic {', '.join(sorted(gone))} does not exist", retriable=True)
+        session_ms = int(str(self._settings.group["session_timeout_ms"]))
+        rebalance_ms = max(session_ms, int(self._grace_s * 1000) + 5000)
+        self._consumer = AIOKafkaConsumer(
+            **self._settings.client,
+            **self._settings.fetch,
+            **self._settings.group,
+            group_id=self.group,
+            enable_auto_commit=False,
+            rebalance_timeout_ms=rebalance_ms,
+            partition_assignment_strategy=(_own_sticky_assignor(),),
+        )
+        never_create(self._consumer._client)  # noqa: SLF001  # it has no option for it
+        self._consumer.subscribe(sorted(self._topics), listener=_Listener(self))
+        try:
+            # Others may take their whole grace before the group is complete.
+            join_s = rebalance_ms / 1000 + self._settings.request_timeout_s
+            await bounded(self._consumer.start(), join_s, f"joining group {self.group}")
+        except BaseException:
+            await stop_consumer(self._consumer)
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Commit what was settled and leave the group within a bound."""
+        for delivery in self._deliveries:
+            try:
+                await delivery.flush()
+            except LogError as error:
+                logger.warning("group %s: the last commit failed: %s", self.group, error)
+            await delivery.close()
+        self._drop()
+        if self._consumer is not None:
+            await stop_consumer(self._consumer)
+
+    async def poll(self, max_records: int, timeout_s: float) -> Sequence[Block]:
+        """Hand out at most ``max_records``; waits up to ``timeout_s`` for the first.
+
+        Raises:
+            LogError: The client met something that it will not retry, such as a missing authorisation or a
+                record that it cannot parse; the positions are those before this call.
+        """
+        await asyncio.sleep(0)  # the fetcher does not yield while it has records
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        consumer = self._running()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        try:
+            consumer._coordinator.check_errors()  # noqa: SLF001  # see the module's docstring
+            # Within it the member counts as polling, whatever is paused (FAULTS B1).
+            with consumer._subscription.fetch_context():  # noqa: SLF001  # see the module's docstring
+                while len(self._active) == 1 or consumer._subscription.reassignment_in_progress:  # noqa: SLF001  # idem
+                    left = deadline - loop.time()
+                    if left <= 0:
+                        return ()
+                    await self._change(left)
+                fetched = await self._fetch(consumer, max_records, deadline - loop.time())
+        except KafkaError as exc:
+            self._restore(consumer)
+            raise translated(exc, f"reading {', '.join(sorted(self._topics))}") from exc
+        return [
+            Block(self._keys[tp], self._epochs[tp], records)
+            for tp, records in fetched.items()
+            if tp in self._epochs
+        ]
+
+    async def _change(self, timeout_s: float) -> None:
+        """Wait until `resume` or a rebalance, or until an error is there."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(
+                min(timeout_s, 1.0)
+            ):  # errors do not wake it: look once a second
+                await self._changed.wait()
+        except TimeoutError:
+            self._running()._coordinator.check_errors()  # noqa: SLF001  # see the module's docstring
+
+    async def _fetch(
+        self, consumer: AIOKafkaConsumer, max_records: int, timeout_s: float
+    ) -> Mapping[TP, Sequence[Record]]:
+        timeout_s = max(timeout_s, 0.0)
+        try:
+            async with asyncio.timeout(timeout_s + SLACK_S):
+                found: Mapping[TP, Sequence[Record]] = await consumer._fetcher.fetched_records(  # noqa: SLF001  # idem
+                    self._active, timeout_s, max_records
+                )
+                return found
+        except TimeoutError:
+            return {}
+
+    def _restore(self, consumer: AIOKafkaConsumer) -> None:
+        """Fetch again from where we were: a parse error loses what was parsed before it."""
+        assignment = consumer._subscription.subscription.assignment  # noqa: SLF001  # see the module's docstring
+        for tp in self._epochs if assignment is not None else ():
+            state = assignment.state_value(tp)
+            if state is not None and state.has_valid_position:
+                consumer._fetcher.seek_to(TopicPartition(*tp), state.position)  # noqa: SLF001  # idem
+
+    def pause(self, tps: Set[TP]) -> None:
+        """Stop handing out these; what is fetched already is kept. Unassigned ones are ignored."""
+        mine = tps & self._epochs.keys()
+        self._active -= mine
+        if mine:
+            self._running().pause(*[TopicPartition(*tp) for tp in mine])
+
+    def resume(self, tps: Set[TP]) -> None:
+        """Hand these out again. Unassigned ones are ignored."""
+        mine = tps & self._epochs.keys()
+        if not mine:
+            return
+        consumer = self._running()
+        self._active |= mine
+        consumer.resume(*[TopicPartition(*tp) for tp in mine])
+        self._changed.set()
+        for waiter in tuple(consumer._fetcher._fetch_waiters):  # noqa: SLF001  # a waiting poll looks again
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def seek(self, tp: TP, offset: int) -> None:
+        """Set the next offset, dropping what was fetched; `LogError` if the partition is not assigned."""
+        if tp not in self._epochs:
+            raise LogError(f"{tp.topic}/{tp.partition} is not assigned", retriable=True)
+        self._running().seek(TopicPartition(*tp), offset)
+
+    def assignment(self) -> Mapping[TP, int]:
+        """Partition → epoch."""
+        return dict(self._epochs)
+
+    def epoch(self, tp: TP) -> int | None:
+        """Return a partition's epoch, None where it is not assigned."""
+        return self._epochs.get(tp)
+
+    async def committed(self, tps: Set[TP]) -> Mapping[TP, Position | None]:
+        """Committed offset and metadata (P-1), retried while the coordinator moves."""
+        doing = f"fetching committed offsets of group {self.group}"
+        return await bounded(
+            fetch_committed(self._running()._coordinator, self.group, tps),  # noqa: SLF001  # see `kafka_group`
+            self._settings.request_timeout_s,
+            doing,
+        )
+
+    async def end_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
+        """Offset after the last record that is there now."""
+        timeout_s = self._settings.request_timeout_s
+        return await bounded(
+            end_offsets(self._running(), tps, by_batch=self._ends_by_batch),
+            timeout_s,
+            "fetching end offsets",
+        )
+
+    async def beginning_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
+        """First offset that is still there."""
+        found = await bounded(
+            self._running().beginning_offsets([TopicPartition(*tp) for tp in tps]),
+            self._settings.request_timeout_s,
+            "fetching beginning offsets",
+        )
+        return {TP(*tp): offset for tp, offset in found.items()}
+
+    # What deliveries use.
+
+    def adopt(self, delivery: Flushed) -> None:
+        """Flush this delivery when partitions go."""
+        self._deliveries.append(delivery)
+
+    async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
+        """Commit in one request and return the partitions that were refused: not ours under that epoch (P-8).
+
+        Raises:
+            LogError: The coordinator could not be reached within the bound, or refused for another reason.
+        """
+        consumer = self._running()
+        coordinator = consumer._coordinator  # noqa: SLF001  # see `kafka_group`
+
+        def current() -> dict[TP, Position]:
+            if (coordinator.generation, coordinator.member_id) != self._member:
+                return {}
+            return {tp: at for tp, at in positions.items() if self._epochs.get(tp) == at.epoch}
+
+        try:
+            done = await bounded(
+                commit_positions(coordinator, self.group, self._member, current),
+                self._settings.request_timeout_s,
+                f"committing offsets of group {self.group}",
+            )
+        except CommitRefused:
+            return frozenset(positions)
+        return positions.keys() - done
+
+    # What the rebalance listener calls.
+
+    async def revoke(self) -> None:
+        """Give up everything: lost where the generation is gone (P-7), else within the grace."""
+        gone = frozenset(self._epochs)
+        self._active.clear()
+        self._active.add(NOWHERE)
+        if not gone:
+            return
+        try:
+            if self._running()._coordinator.generation < 0:  # noqa: SLF001  # see the module's docstring
+                self._drop()
+                self._on.lost(gone)
+                return
+            deadline = asyncio.get_running_loop().time() + self._grace_s
+            async with asyncio.timeout_at(deadline):
+                await self._on.revoked(gone, deadline)
+                for delivery in self._deliveries:
+                    await delivery.flush()
+        except TimeoutError:
+            logger.warning("group %s: revoked before everything was settled", self.group)
+        except LogError as error:
+            logger.warning("group %s: the commit at a revocation failed: %s", self.group, error)
+        except Exception as exc:  # noqa: BLE001  # a bug in the worker's callback: its next poll raises it
+            self._error = exc
+        finally:
+            self._drop()
+
+    def assign(self, tps: Set[TP]) -> None:
+        """Own these under a new epoch, paused."""
+        consumer = self._running()
+        coordinator = consumer._coordinator  # noqa: SLF001  # see `kafka_group`
+        self._member = (coordinator.generation, coordinator.member_id)
+        epoch = self._next_epoch()
+        self._epochs = dict.fromkeys(tps, epoch)
+        self._keys = {tp: tp for tp in tps}
+        try:
+            if tps:
+                consumer.pause(*[TopicPartition(*tp) for tp in tps])
+                self._on.assigned(tps, epoch)
+        except Exception as exc:  # noqa: BLE001  # as in `revoke`
+            self._error = exc
+        self._changed.set()
+
+    def _drop(self) -> None:
+        self._epochs = {}
+        self._keys = {}
+        self._active.clear()
+        self._active.add(NOWHERE)
+        self._changed.set()
+
+    def _running(self) -> AIOKafkaConsumer:
+        assert self._consumer is not None, "entered first"
+        if self._consumer._closed:  # noqa: SLF001  # a closed fetcher would wait without an error
+            raise LogError(f"the source of group {self.group} is closed", retriable=False)
+        return self._consumer
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
+    """Hands aiokafka's callbacks to the source; both are quick but for the drain, during which it heartbeats."""
+
+    def __init__(self, source: KafkaSource) -> None:
+        self._source = source
+
+    async def on_partitions_revoked(self, revoked: Set[TopicPartition]) -> None:
+        """Give up; aiokafka names what it had, which is what the source has."""
+        del revoked
+        await self._source.revoke()
+
+    def on_partitions_assigned(self, assigned: Set[TopicPartition]) -> None:
+        """Take over."""
+        self._source.assign(frozenset(TP(*tp) for tp in assigned))
+
+
+def _own_sticky_assignor() -> type[StickyPartitionAssignor]:
+    """Make a sticky assignor of one's own.
+
+    aiokafka keeps a member's last assignment in attributes of the class, so all groups of a process, one per
+    model here, would overwrite each other's.
+    """
+
+    class OwnStickyAssignor(StickyPartitionAssignor):  # type: ignore[misc]  # aiokafka is untyped
+        """aiokafka's, with state of its own."""
+
+        member_assignment = None
+        generation = StickyPartitionAssignor.DEFAULT_GENERATION_ID
+        _latest_partition_movements = None
+
+    return OwnStickyAssignor

@@ -1,0 +1,237 @@
+"""Starts brokers for tests: one Apache Kafka node from Maven's jars, and the embedded broker.
+
+Both listen on loopback only, keep their data in a temporary folder or in memory, and are ended by their own
+process id.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from headrace.streams import embedded_child
+from headrace.streams.embedded import EmbeddedBroker
+from headrace.streams.kafka_client import answers
+
+VERSION = "4.1.0"
+POM = Path(__file__).parents[1] / "deploy" / "kafka" / "pom.xml"
+START_S = 60.0
+
+PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{more_listeners}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{more_listeners}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL
+log.dirs={folder}/data
+num.partitions=1
+auto.create.topics.enable=true
+offsets.topic.num.partitions=4
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+message.max.bytes=10000000
+num.network.threads=2
+num.io.threads=4
+log.cleaner.backoff.ms=1000
+{more}
+"""
+
+
+class Unavailable(Exception):
+    """What a broker needs is not on this machine; the sentence says what."""
+
+
+def cache() -> Path:
+    """Folder for what is downloaded once."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "headrace" / f"kafka-{VERSION}"
+
+
+def jars() -> Path:
+    """Return the folder of Kafka's jars, fetched by Maven at the first time."""
+    if shutil.which("java") is None:
+        raise Unavailable("Java 17 or newer is not installed")
+    libs, ready = cache() / "libs", cache() / "ready"
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may start at once
+        if ready.exists() and ready.read_text() == POM.read_text():
+            return libs
+        if shutil.which("mvn") is None:
+            raise Unavailable("Maven is not installed")
+        command = ["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"]
+        done = subprocess.run(
+            [*command, f"-DoutputDirectory={libs}"], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise Unavailable(f"Maven could not fetch Kafka: {done.stdout[-500:]}")
+        ready.write_text(POM.read_text())
+    return libs
+
+
+class KafkaNode:
+    """One Apache Kafka node in KRaft mode; `stop`, `start` and `kill` for faults.
+
+    Attributes:
+        bootstrap: ``host:port``.
+    """
+
+    def __init__(
+        self, folder: Path, *, more: str = "", listeners: Mapping[str, int] | None = None
+    ) -> None:
+        """Format the storage.
+
+        Args:
+            folder: For data, configuration and log.
+            more: Further lines of the broker's configuration.
+            listeners: Further listeners by name of `PROPERTIES`' protocol map, with their ports.
+        """
+        self._libs = jars()
+        self._folder = folder
+        self._port, controller = free_port(), free_port()
+        self.bootstrap = f"127.0.0.1:{self._port}"
+        self._config = folder / "server.properties"
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        added = "".join(f",{name}://127.0.0.1:{port}" for name, port in (listeners or {}).items())
+        self._config.write_text(
+            PROPERTIES.format(
+                port=self._port,
+                controller=controller,
+                folder=folder,
+                more=more,
+                more_listeners=added,
+            )
+        )
+        self._java("kafka.tools.StorageTool", "format", "-t", "LKq2V1I4QDq5Sp4jMR4h0w")
+
+    def _command(self, main: str, *arguments: str) -> list[str]:
+        java = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", f"{self._libs}/*", main]
+        return [shutil.which("java") or "java", *java[1:], *arguments]
+
+    def _java(self, main: str, *arguments: str) -> None:
+        subprocess.run(
+            [*self._command(main, *arguments), "-c", str(self._config)],
+            check=True,
+            capture_output=True,
+            timeout=START_S,
+        )
+
+    def start(self) -> None:
+        """Start and wait until it answers; it dies with this process."""
+        with (self._folder / "kafka.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", embedded_child.__file__, str(os.getpid())),
+                    *self._command("kafka.Kafka", str(self._config)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+        in_thread(self._until_up())
+
+    async def _until_up(self) -> None:
+        async with asyncio.timeout(START_S):
+            while not await answers("127.0.0.1", self._port):
+                assert self._process is not None
+                assert self._process.poll() is None, self.log_tail()
+                await asyncio.sleep(0.1)
+
+    def stop(self) -> None:
+        """Stop it as an operator would, and wait."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(30)
+        process.stdin.close()
+
+    def log_tail(self) -> str:
+        """Return the end of its log."""
+        return (self._folder / "kafka.log").read_text(errors="replace")[-2000:]
+
+
+@contextlib.contextmanager
+def embedded_broker() -> Iterator[Mapping[str, str]]:
+    """Run an embedded broker from a thread of its own; yields the properties of a client."""
+    up, stop = threading.Event(), threading.Event()
+    broker = EmbeddedBroker()
+    failed: list[BaseException] = []
+
+    async def run() -> None:
+        try:
+            async with broker:
+                up.set()
+                await asyncio.to_thread(stop.wait)
+        except BaseException as exc:
+            failed.append(exc)
+            raise
+        finally:
+            up.set()
+
+    def live() -> None:
+        with contextlib.suppress(Exception):
+            asyncio.run(run())
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        up.wait()
+        if failed:
+            raise failed[0]
+        yield broker.properties
+    finally:
+        stop.set()
+        thread.join()
+
+
+def in_thread(coroutine) -> None:
+    """Run a coroutine to its end from code that may itself run inside a loop."""
+    failed: list[BaseException] = []
+
+    def live() -> None:
+        try:
+            asyncio.run(coroutine)
+        except BaseException as exc:  # noqa: BLE001  # handed to the caller
+            failed.append(exc)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
