@@ -265,16 +265,23 @@ def split_output(batch: Batch, spec: TensorSpec, array: Array) -> list[tuple[Sha
         )
     _check_shape(batch, spec, array.shape[1:])
     item = spec.wire_shape(array.shape[1:])
+    if spec.datatype is Datatype.BYTES:
+        return _split_strings(batch, array, item)
+    return _split_fixed(batch, raw_bytes(array, spec.datatype), item)
+
+
+def _split_strings(batch: Batch, array: Array, item: Shape) -> list[tuple[Shape, bytes]]:
     found: list[tuple[Shape, bytes]] = []
     row = 0
-    if spec.datatype is Datatype.BYTES:
-        for entry in batch.entries:
-            rows = 1 if entry is None else entry.rows
-            part = array[row : row + rows]
-            found.append(((rows, *item), raw_bytes(part, spec.datatype)))
-            row += rows
-        return found
-    raw = raw_bytes(array, spec.datatype)
+    for entry in batch.entries:
+        rows = 1 if entry is None else entry.rows
+        found.append(((rows, *item), raw_bytes(array[row : row + rows], Datatype.BYTES)))
+        row += rows
+    return found
+
+
+def _split_fixed(batch: Batch, raw: bytes, item: Shape) -> list[tuple[Shape, bytes]]:
+    """Split a column whose rows are equally long; entries of one row share their shape's tuple."""
     step = len(raw) // batch.rows
     single = (1, *item)
     if batch.rows == len(batch.entries):
@@ -283,6 +290,8 @@ def split_output(batch: Batch, spec: TensorSpec, array: Array) -> list[tuple[Sha
             if step
             else [(single, b"")] * batch.rows
         )
+    found: list[tuple[Shape, bytes]] = []
+    row = 0
     for entry in batch.entries:
         rows = 1 if entry is None else entry.rows
         shape = single if rows == 1 else (rows, *item)

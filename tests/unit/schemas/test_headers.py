@@ -5,13 +5,12 @@ from headrace.schemas.batch import Entry
 from headrace.schemas.errors import Code, InvalidRequest, QueueFull, Reason, Unsupported
 from headrace.schemas.headers import (
     RequestOptions,
-    ResultHeaders,
-    decoupled_headers,
     header_length,
     read_headers,
     request_headers,
 )
-from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF
+from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF, TP
+from headrace.schemas.result_headers import ResultHeaders, decoupled_headers
 from wire_kit import entry, request
 
 ALL = (
@@ -256,8 +255,6 @@ def test_a_request_without_id_is_answered_without_id():
 
 
 def test_a_block_of_headers_is_what_each_entry_would_get():
-    from headrace.schemas.record import TP
-
     entries = [entry(offset=1, id="a"), entry(offset=2), entry(offset=3, tp=TP("other", 0))]
     headers = ResultHeaders("m", "3")
     assert headers.ok_block(entries, AVRO) == [headers.ok(one, AVRO) for one in entries]

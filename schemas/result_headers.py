@@ -1,0 +1,85 @@
+"""Result headers: whose answer it is, how it went, and what the caller wants back untouched (DESIGN §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.schemas.batch import Entry
+from headrace.schemas.errors import Code, InferError
+from headrace.schemas.record import (
+    ATTEMPT,
+    CONTENT_TYPE,
+    CONTENT_TYPES,
+    FINAL,
+    ID,
+    MODEL_NAME,
+    MODEL_VERSION,
+    REASON,
+    RESPONSE_INDEX,
+    SOURCE,
+    STATUS,
+    TP,
+    Header,
+)
+
+
+class ResultHeaders:
+    """Writes the headers of results and errors; the constant part is made once per model version.
+
+    Order: content-type, model-name, model-version, status, attempt, source, id, then what varies by kind, then the
+    correlation headers as they came.
+    """
+
+    def __init__(self, model_name: str, model_version: str) -> None:
+        """Prepare for one version; an error before the version is known has version ``""``."""
+        name, version = model_name.encode(), model_version.encode()
+        self._constant = {
+            content_type: (
+                (CONTENT_TYPE, content_type.encode()),
+                (MODEL_NAME, name),
+                (MODEL_VERSION, version),
+                (STATUS, Code.OK.encode()),
+                (ATTEMPT, b"1"),
+            )
+            for content_type in CONTENT_TYPES
+        }
+
+    def ok(self, entry: Entry, content_type: str, extra: Sequence[Header] = ()) -> list[Header]:
+        """Return the headers of a result."""
+        return self.ok_block((entry,), content_type, extra)[0]
+
+    def ok_block(
+        self, entries: Sequence[Entry], content_type: str, extra: Sequence[Header] = ()
+    ) -> list[list[Header]]:
+        """Return what `ok` returns, for many entries of one content type at once."""
+        constant = self._constant[content_type]
+        found: list[list[Header]] = []
+        tp: TP | None = None
+        prefix = b""
+        for entry in entries:
+            if entry.tp is not tp:
+                tp = entry.tp
+                prefix = f"{tp.topic}/{tp.partition}/".encode()
+            headers = [*constant, (SOURCE, b"%b%d" % (prefix, entry.record.offset))]
+            if entry.id:
+                headers.append((ID, entry.id.encode()))
+            if extra:
+                headers += extra
+            if entry.correlation:
+                headers += entry.correlation
+            found.append(headers)
+        return found
+
+    def error(self, entry: Entry, content_type: str, error: InferError) -> list[Header]:
+        """Return the headers of an error: as a result's, with the code as status, and the reason word."""
+        headers = self.ok(entry, content_type, ((REASON, error.reason.encode()),))
+        headers[3] = (STATUS, error.code.encode())
+        return headers
+
+
+def decoupled_headers(response_index: int, *, final: bool) -> tuple[Header, ...]:
+    """Return the two headers by which 0..n responses to one request are told apart."""
+    return (
+        (RESPONSE_INDEX, str(response_index).encode()),
+        (FINAL, b"true" if final else b"false"),
+    )
