@@ -52,5 +52,8 @@ class Batcher(Protocol):
     def wake_at(self) -> int | None:
         """Return the soonest time at which time alone changes the answer of `take` or `expire`."""
 
+    def queues(self) -> Sequence[tuple[int, int, int]]:
+        """Return level, queued entries and ``max_queue_size`` (0 is unlimited) of each priority level in use."""
+
     def __len__(self) -> int:
         """Return the number of queued entries, executing ones not counted."""

@@ -62,7 +62,9 @@ def execute(
         now_ns: Monotonic time.
     """
     started = now_ns()
-    with suppress(InferError):  # admission checked the bytes; else execute raises it where it is isolated
+    with suppress(
+        InferError
+    ):  # admission checked the bytes; else execute raises it where it is isolated
         batch.inputs()
     gathered = now_ns()
     parts: list[Part] = []
@@ -90,7 +92,9 @@ def _run(instance: Instance, batch: Batch, *, decoupled: bool) -> list[Responses
         raise
     except MemoryError as exc:
         raise OutOfMemory(f"instance '{instance.name}' ran out of memory: {exc}") from exc
-    except Exception as exc:  # whatever a plug-in raises must end as an answer, not as a dead worker
+    except (
+        Exception
+    ) as exc:  # whatever a plug-in raises must end as an answer, not as a dead worker
         raise BackendError(
             f"instance '{instance.name}' failed: {type(exc).__name__}: {exc}"
         ) from exc

@@ -251,6 +251,13 @@ class EntryQueue:
             heappop(heap)
         return heap[0][0] + 1 if heap else None
 
+    def queues(self) -> Sequence[tuple[int, int, int]]:
+        """Return level, queued entries and ``max_queue_size`` of each priority level in use."""
+        return [
+            (number, len(self._levels[number]), self._levels[number].max_size)
+            for number in self._order
+        ]
+
     def in_order(self) -> Iterator[Entry]:
         """Iterate over the queue in the order in which it is served; not while it changes."""
         if len(self._order) == 1 and not self._default.late:

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from tritonclient.grpc import model_config_pb2
-
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.config_text import config_from_message, parse_config
 from headrace.schemas.model_config import ModelConfig
 from headrace.schemas.record import AVRO, TP, Headers
 from headrace.schemas.signature import Signature
+from tritonclient.grpc import model_config_pb2
 
 ECHO = """
 backend: "identity"

@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from service_parts import ScriptedInstance, make_entry, make_signature
-
 from headrace.consumers.execution import Execution, execute
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import BackendError, OutOfMemory, WrongOutput
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from service_parts import ScriptedInstance, make_entry, make_signature
 
 SIGNATURE = make_signature()
 

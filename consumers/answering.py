@@ -1,0 +1,335 @@
+"""Turns outcomes into answers: encodes responses and errors, addresses them, counts them (DESIGN §5, step 5).
+
+Results of a partition's old epoch are dropped here (DELIVERY P-7): whoever owns it now answers them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from headrace.consumers.batcher import Refusal
+from headrace.consumers.dead_letters import dead_letter
+from headrace.consumers.decoupled import numbered
+from headrace.consumers.execution import Execution, Part
+from headrace.consumers.observe import ModelObserver
+from headrace.consumers.ordering import PreserveOrdering
+from headrace.consumers.partition import Partition
+from headrace.consumers.placement import Placement
+from headrace.consumers.scheduler import Scheduler
+from headrace.consumers.settings import Clock
+from headrace.consumers.settle import Settler
+from headrace.schemas.batch import Batch, Entry, Responses
+from headrace.schemas.errors import BackendError, InferError
+from headrace.schemas.record import TP, Headers, Out
+
+logger = logging.getLogger(__name__)
+
+Answer: TypeAlias = tuple[Entry, bytes, Headers]
+Ordering: TypeAlias = PreserveOrdering[list[Answer]]
+
+
+class Encoder(Protocol):
+    """Writes answers: `headrace.schemas.answers.ResponseEncoder`, or a mapping of own topics."""
+
+    def encode(
+        self, batch: Batch, responses: Responses, *, response_index: int | None = None
+    ) -> Sequence[Answer]:
+        """Encode one response for each covered entry that did not fail; numbered where decoupled."""
+
+
+class Healthy(Protocol):
+    """What is asked of a pool here."""
+
+    def healthy(self) -> bool:
+        """Whether every instance can execute."""
+
+
+ErrorEncoder: TypeAlias = Callable[[Entry, InferError, str, str], tuple[bytes, Headers]]
+"""Entry, error, model name, model version → value and headers."""
+
+
+class Version:
+    """One version of the model at work.
+
+    Attributes:
+        scheduler: Its queue and instances.
+        pool: Its instances' threads.
+        encoder: How its responses are written.
+        observer: What is counted.
+        decoupled: The model gives 0..n responses per request.
+        ordering: Holds answers back for ``preserve_ordering``; None where they leave as they come.
+    """
+
+    __slots__ = ("decoupled", "encoder", "observer", "ordering", "pool", "scheduler")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: Healthy,
+        encoder: Encoder,
+        observer: ModelObserver,
+        *,
+        decoupled: bool = False,
+        preserve_ordering: bool = False,
+    ) -> None:
+        """Keep the parts."""
+        self.decoupled = decoupled
+        self.ordering: Ordering | None = PreserveOrdering() if preserve_ordering else None
+        self.scheduler = scheduler
+        self.pool = pool
+        self.encoder = encoder
+        self.observer = observer
+
+
+class Answering:
+    """Answers of one model; implements `headrace.consumers.scheduler.Outcomes`.
+
+    Attributes:
+        versions: Version number → what serves it.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        placement: Placement,
+        encode_error: ErrorEncoder,
+        dead_letters: tuple[str, int],
+        clock: Clock,
+    ) -> None:
+        """Keep the parts; versions are added by whoever loads them.
+
+        Args:
+            model_name: Which model.
+            placement: Where answers go.
+            encode_error: Writes error answers.
+            dead_letters: Topic and partition count of dead letters.
+            clock: Time.
+        """
+        self.versions: dict[int, Version] = {}
+        self._model_name = model_name
+        self._placement = placement
+        self._encode_error = encode_error
+        self._dead_letters = dead_letters
+        self._clock = clock
+        self._partitions: Mapping[TP, Partition] = {}
+        self._settler: Settler | None = None
+        self._room_made: Callable[[], None] = lambda: None
+
+    def attach(
+        self,
+        partitions: Mapping[TP, Partition],
+        settler: Settler,
+        room_made: Callable[[], None],
+    ) -> None:
+        """Bring the parts of a new membership; ``room_made`` is called when a batch has left the queue."""
+        self._partitions = partitions
+        self._settler = settler
+        self._room_made = room_made
+
+    def healthy(self) -> bool:
+        """Whether every instance of every version can execute."""
+        return all(version.pool.healthy() for version in self.versions.values())
+
+    def idle(self) -> bool:
+        """Whether nothing is queued and nothing runs, in any version."""
+        return all(version.scheduler.idle for version in self.versions.values())
+
+    def offer(self, number: int, entries: Sequence[Entry]) -> Sequence[Refusal]:
+        """Queue entries for a version; returns those that its queue has no room for."""
+        version = self.versions[number]
+        refusals = version.scheduler.offer(entries)
+        if version.ordering is not None:
+            refused = {id(refusal.entry) for refusal in refusals}
+            version.ordering.admit([entry for entry in entries if id(entry) not in refused])
+        return refusals
+
+    def drop(self, tp: TP) -> int:
+        """Remove a partition's queued entries without answering; returns how many they were."""
+        count = 0
+        for version in self.versions.values():
+            dropped = version.scheduler.drop(tp)
+            count += len(dropped)
+            self._skip(version, dropped)
+        return count
+
+    def executed(self, scheduler: Scheduler, batch: Batch, execution: Execution) -> None:
+        """Answer a batch that ran."""
+        version = self.versions[scheduler.version]
+        begun_ns = self._clock.now_ns()
+        answers: list[Answer] = []
+        failures: list[Refusal] = []
+        for part in execution.parts:
+            self._encode(version, part, answers, failures)
+        version.observer.executed(
+            batch, execution, output_ns=self._clock.now_ns() - begun_ns, failed=len(failures)
+        )
+        finished = [entry for entry in batch.entries if entry is not None]
+        for entry, error in failures:
+            answers.append((entry, *self._error(entry, error, str(scheduler.version))))
+        if version.ordering is None:
+            self._publish(answers, finished)
+        else:
+            by_entry: dict[Entry, list[Answer]] = {entry: [] for entry in finished}
+            for answer in answers:
+                by_entry[answer[0]].append(answer)
+            self._release(version.ordering.done(finished, list(by_entry.values())))
+        self._room_made()
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        """Answer entries that left the queue without running."""
+        self.refuse(refusals)
+        self._room_made()
+
+    def broken(self, scheduler: Scheduler, batch: Batch, exc: BaseException) -> None:
+        """Answer a batch whose instance died; readiness falls with it (FAULTS B42)."""
+        logger.error(
+            "an instance of model '%s' version %d died: %r",
+            self._model_name,
+            scheduler.version,
+            exc,
+        )
+        error = BackendError(f"the instance of model '{self._model_name}' died: {exc!r}")
+        self.refuse([Refusal(entry, error) for entry in batch.entries if entry is not None])
+
+    def skipped(self, part: Partition) -> None:
+        """Let a position be committed that moved without an answer: the records were finished before."""
+        if self._settler is not None:
+            self._settler.put(part, (), (), 0)
+            self._settler.schedule(at_once=False)
+
+    def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
+        """Answer entries with their errors; ``dead_letters`` are copied to the dead-letter topic too."""
+        answers: list[Answer] = []
+        finished: list[Entry] = []
+        errors: dict[int, InferError] = {}
+        for entry, error in refusals:
+            answers.append((entry, *self._error(entry, error, entry.model_version)))
+            finished.append(entry)
+            errors[id(entry)] = error
+            self._count_refusal(entry, error)
+        topic, partitions = self._dead_letters
+        copies = [
+            (
+                entry,
+                dead_letter(
+                    entry,
+                    errors[id(entry)],
+                    model_name=self._model_name,
+                    topic=topic,
+                    partitions=partitions,
+                ),
+            )
+            for entry in dead_letters
+        ]
+        self._publish(answers, finished, copies)
+        for version in self.versions.values():
+            self._skip(version, finished)
+
+    def _skip(self, version: Version, entries: Sequence[Entry]) -> None:
+        """Let nobody wait for entries that were answered out of turn, or are not ours any more."""
+        if version.ordering is not None and entries:
+            self._release(version.ordering.skip(entries))
+
+    def _release(self, released: Sequence[tuple[Entry, list[Answer]]]) -> None:
+        answers = [answer for _, waiting in released for answer in waiting]
+        self._publish(answers, [entry for entry, _ in released])
+
+    def _encode(
+        self, version: Version, part: Part, answers: list[Answer], failures: list[Refusal]
+    ) -> None:
+        entries = part.batch.entries
+        if part.error is not None:
+            failures += [Refusal(entry, part.error) for entry in entries if entry is not None]
+            return
+        encoded: list[Answer] = []
+        failed: list[Refusal] = []
+        try:
+            numbers: Iterable[tuple[Responses, int | None]]
+            if version.decoupled:
+                numbers = numbered(part.batch, part.responses)
+            else:
+                numbers = [(responses, None) for responses in part.responses]
+            for responses, number in numbers:
+                encoded += version.encoder.encode(part.batch, responses, response_index=number)
+                for index, error in responses.errors.items():
+                    entry = entries[index]
+                    if entry is not None:
+                        failed.append(Refusal(entry, error))
+        except (
+            InferError
+        ) as exc:  # the columns do not fit the configuration: no part of them is trusted
+            failures += [Refusal(entry, exc) for entry in entries if entry is not None]
+            return
+        answers += encoded
+        failures += failed
+
+    def _error(self, entry: Entry, error: InferError, version: str) -> tuple[bytes, Headers]:
+        return self._encode_error(entry, error, self._model_name, version)
+
+    def _count_refusal(self, entry: Entry, error: InferError) -> None:
+        """Count queue timeouts and cancels; what never got into a queue is not counted (MX-31)."""
+        if entry.admitted_ns == 0:
+            return
+        for version in self.versions.values():
+            if not entry.model_version or entry.model_version == str(version.scheduler.version):
+                version.observer.refused(error)
+                return
+
+    def _publish(
+        self,
+        answers: Sequence[Answer],
+        finished: Sequence[Entry],
+        copies: Sequence[tuple[Entry, Out]] = (),
+    ) -> None:
+        """Buffer answers per input partition, drop those of old epochs, and wake the settler."""
+        settler = self._settler
+        if settler is None:
+            return  # between two memberships: whoever reads the records next answers them
+        groups: dict[TP, _Group] = {}
+        target = self._placement.target
+        at_once = False
+        for entry, value, headers in answers:
+            group = groups.get(entry.tp) or self._group(groups, entry.tp)
+            if group.epoch != entry.epoch:
+                continue
+            topic, partition = target(entry)
+            at_once = at_once or entry.reply_topic != ""
+            group.outs.append(Out(topic, partition, entry.record.key, value, headers))
+        for entry, out in copies:
+            group = groups.get(entry.tp) or self._group(groups, entry.tp)
+            if group.epoch == entry.epoch:
+                group.outs.append(out)
+        for entry in finished:
+            (groups.get(entry.tp) or self._group(groups, entry.tp)).finish(entry)
+        for group in groups.values():
+            if group.part is not None and group.offsets:
+                settler.put(group.part, group.outs, group.offsets, group.size)
+        settler.schedule(at_once=at_once or self.idle())
+
+    def _group(self, groups: dict[TP, _Group], tp: TP) -> _Group:
+        group = groups[tp] = _Group(self._partitions.get(tp))
+        return group
+
+
+class _Group:
+    """What follows for one partition; ``epoch`` -1 where it is no longer ours."""
+
+    __slots__ = ("epoch", "offsets", "outs", "part", "size")
+
+    def __init__(self, part: Partition | None) -> None:
+        self.part = part
+        self.epoch = -1 if part is None else part.epoch
+        self.outs: list[Out] = []
+        self.offsets: list[int] = []
+        self.size = 0
+
+    def finish(self, entry: Entry) -> None:
+        """Note an answered record, unless its epoch is over."""
+        if self.epoch == entry.epoch:
+            record = entry.record
+            self.offsets.append(record.offset)
+            if record.value is not None:
+                self.size += len(record.value)

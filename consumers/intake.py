@@ -1,0 +1,219 @@
+"""Intake: polls a model's records, decodes them in blocks, and offers them to the schedulers.
+
+Back-pressure never discards: what nobody awaits is held and its partition paused until there is room; what a
+caller awaits is refused at once when its queue is full (SEMANTICS QT-01), since waiting would only make it late.
+Polling itself never stops for long, so a slow model cannot cost the group membership (FAULTS B1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Protocol
+
+from headrace.consumers.batcher import Refusal
+from headrace.consumers.partition import Partition
+from headrace.consumers.placement import Placement
+from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.schemas.batch import Entry
+from headrace.schemas.errors import Cancelled, InferError, Reason
+from headrace.schemas.record import TP, Record
+from headrace.schemas.requests import Decoded
+from headrace.streams.log import Block, Source
+
+
+class Decoder(Protocol):
+    """Turns records into entries: `headrace.schemas.requests.RequestDecoder`, or a mapping of own topics."""
+
+    def decode(self, tp: TP, epoch: int, records: Sequence[Record]) -> Decoded:
+        """Decode one partition's records; never raises for what they hold."""
+
+
+class Admission(Protocol):
+    """Who takes what intake has read: the worker of the model."""
+
+    def offer(self, version: int, entries: Sequence[Entry]) -> Sequence[Refusal]:
+        """Queue entries for a version; returns those that its queue has no room for."""
+
+    def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
+        """Answer entries with their errors; ``dead_letters`` are copied to the dead-letter topic too."""
+
+    def skipped(self, part: Partition) -> None:
+        """Take note that records of a partition were finished before and are not run again (P-1)."""
+
+
+FULL_WAIT_S = 0.1
+"""While full, how long to wait for room before polling again for the membership's sake, seconds."""
+
+
+class Intake:
+    """Polling, admission and back-pressure of one model.
+
+    Attributes:
+        records: Records admitted and not yet settled, over all partitions.
+        stopped: No record is admitted any more.
+    """
+
+    def __init__(
+        self,
+        partitions: Mapping[TP, Partition],
+        *,
+        decoder: Decoder,
+        admission: Admission,
+        placement: Placement,
+        settings: WorkerSettings,
+        clock: Clock,
+    ) -> None:
+        """Keep the parts; `run` polls."""
+        self._partitions = partitions
+        self._decoder = decoder
+        self._admission = admission
+        self._placement = placement
+        self._settings = settings
+        self._clock = clock
+        self._room = asyncio.Event()
+        self._cancelled: OrderedDict[bytes, None] = OrderedDict()
+        self.stopped = False
+
+    def replace_decoder(self, decoder: Decoder) -> None:
+        """Decode with another set of versions from the next block on."""
+        self._decoder = decoder
+
+    def cancel(self, ids: Iterable[bytes]) -> None:
+        """Remember cancels whose request has not been read yet; bounded, oldest forgotten first."""
+        for correlation_id in ids:
+            self._cancelled[correlation_id] = None
+        while len(self._cancelled) > self._settings.max_cancels:
+            self._cancelled.popitem(last=False)
+
+    def room_made(self, source: Source) -> None:
+        """Look again at what is held and paused: a settle or an execution made room."""
+        for part in self._partitions.values():
+            if part.held and part.active:
+                self._offer_held(part)
+        if not self._full():
+            self._room.set()
+            self._resume(source)
+
+    async def run(self, source: Source) -> None:
+        """Poll for ever; ends by cancellation, or by a `LogError` of the source."""
+        while True:
+            timeout_s = FULL_WAIT_S
+            if self.stopped or self._full():
+                timeout_s = 0.0
+                await self._wait_for_room(source)
+            for block in await source.poll(self._settings.max_poll_records, timeout_s):
+                await self._admit(source, block)
+            # The client hands out what it has prefetched without suspending; let the answers go out too.
+            await asyncio.sleep(0)
+
+    def _full(self) -> bool:
+        records = size = 0
+        for part in self._partitions.values():
+            records += part.in_flight
+            size += part.in_flight_bytes
+        settings = self._settings
+        return records >= settings.max_queued_records or size >= settings.max_queued_bytes
+
+    async def _wait_for_room(self, source: Source) -> None:
+        self._room.clear()
+        try:
+            async with asyncio.timeout(FULL_WAIT_S):
+                await self._room.wait()
+        except TimeoutError:
+            # Full for longer than a moment: the coming poll is for the membership only.
+            self._pause(source, self._partitions.values())
+
+    def _pause(self, source: Source, parts: Iterable[Partition]) -> None:
+        fresh = [part for part in parts if part.active and not part.paused]
+        for part in fresh:
+            part.paused = True
+        if fresh:
+            source.pause({part.tp for part in fresh})
+
+    def _resume(self, source: Source) -> None:
+        if self.stopped:
+            return
+        ready = [
+            part
+            for part in self._partitions.values()
+            if part.paused and part.active and not part.held and part.ledger.may_admit()
+        ]
+        for part in ready:
+            part.paused = False
+        if ready:
+            source.resume({part.tp for part in ready})
+
+    async def _admit(self, source: Source, block: Block) -> None:
+        part = self._partitions.get(block.tp)
+        if part is None or not part.active or part.source_epoch != block.epoch:
+            return  # prefetched before the partition changed hands (FAULTS B16)
+        records = part.ledger.admit(block.records)
+        if not records:
+            self._admission.skipped(part)
+            return
+        part.in_flight += len(records)
+        part.in_flight_bytes += sum([len(r.value) for r in records if r.value is not None])
+        decoded = self._decoder.decode(block.tp, part.epoch, records)
+        epoch = part.epoch
+        failed = [failure.entry for failure in decoded.failures]
+        unknown = self._placement.unknown(chain(failed, *decoded.by_version.values()))
+        if unknown:
+            await self._placement.learn(unknown)
+            if self._partitions.get(block.tp) is not part or part.epoch != epoch:
+                return  # revoked meanwhile; whoever owns it now reads these records
+        for entry in failed:
+            self._placement.resolve(entry)
+        if decoded.failures:
+            self._admission.refuse(
+                [Refusal(failure.entry, failure.error) for failure in decoded.failures],
+                dead_letters=[f.entry for f in decoded.failures if f.dead_letter],
+            )
+        for version, entries in decoded.by_version.items():
+            self._offer(part, version, self._screen(entries))
+        if part.held or not part.ledger.may_admit():
+            self._pause(source, (part,))
+
+    def _screen(self, entries: list[Entry]) -> list[Entry]:
+        """Refuse what must not be queued (reply address, cancelled) and set absolute deadlines."""
+        refusals: list[Refusal] = []
+        for entry in entries:
+            if entry.deadline_ms:
+                left_ms = entry.deadline_ms - self._clock.wall_ms()
+                entry.expires_ns = max(1, self._clock.now_ns() + left_ms * 1_000_000)
+            if entry.reply_topic:
+                error: InferError | None = self._placement.resolve(entry)
+                if error is None and entry.correlation_id in self._cancelled:
+                    error = Cancelled("the request was cancelled before it was queued")
+                if error is not None:
+                    refusals.append(Refusal(entry, error))
+        if not refusals:
+            return entries
+        self._admission.refuse(refusals)
+        refused = {id(refusal.entry) for refusal in refusals}
+        return [entry for entry in entries if id(entry) not in refused]
+
+    def _offer(self, part: Partition, version: int, entries: Sequence[Entry]) -> None:
+        refusals = self._admission.offer(version, entries)
+        if not refusals:
+            return
+        answers: list[Refusal] = []
+        for refusal in refusals:
+            if refusal.error.reason is Reason.QUEUE_FULL and not refusal.entry.awaited:
+                refusal.entry.model_version = str(version)
+                part.held.append(refusal.entry)
+            else:
+                answers.append(refusal)
+        if answers:
+            self._admission.refuse(answers)
+
+    def _offer_held(self, part: Partition) -> None:
+        held, part.held = part.held, type(part.held)()
+        while held:
+            version = held[0].model_version
+            run: list[Entry] = []
+            while held and held[0].model_version == version:
+                run.append(held.popleft())
+            self._offer(part, int(version), run)

@@ -1,0 +1,160 @@
+"""What a worker counts and times of one model version: Triton's counters, and Headrace's own histograms.
+
+Everything is observed per batch. The distributions are prometheus-client histograms in seconds; no label takes a
+client's value.
+"""
+
+from __future__ import annotations
+
+from headrace.consumers.execution import Execution
+from headrace.schemas.batch import Batch, Entry
+from headrace.schemas.errors import InferError, Reason
+from headrace.streams.status import Failure, ModelCounts
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""Upper bounds of duration histograms, seconds."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Upper bounds of the batch-size histogram, rows."""
+
+
+class WorkerMetrics:
+    """Headrace's own metrics of one worker process, by model and version."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register them."""
+        names = ("model", "version")
+        self.queue = Histogram(
+            "headrace_queue_seconds",
+            "Longest wait in the batcher among the requests of a batch.",
+            names,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.compute = Histogram(
+            "headrace_compute_seconds",
+            "Time that an instance spent on a batch.",
+            names,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.request = Histogram(
+            "headrace_request_seconds",
+            "Longest time from admission to answer among the requests of a batch.",
+            names,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.rows = Histogram(
+            "headrace_batch_rows",
+            "Rows of executed batches.",
+            names,
+            buckets=ROWS,
+            registry=registry,
+        )
+        self.refused = Counter(
+            "headrace_refused_requests",
+            "Requests answered with an error before they ran, by reason.",
+            ("model", "reason"),
+            registry=registry,
+        )
+        self.rebalances = Gauge(
+            "headrace_rebalances",
+            "Assignments, revocations and losses since the member joined.",
+            ("model",),
+            registry=registry,
+        )
+        self.loop_lag = Gauge(
+            "headrace_loop_lag_seconds",
+            "How late the event loop ran a timer, the longest of the last interval.",
+            registry=registry,
+        )
+
+
+class ModelObserver:
+    """Counts of one model version.
+
+    Attributes:
+        counts: Triton's counters (SEMANTICS MX-01…MX-10).
+    """
+
+    def __init__(self, model: str, version: int, metrics: WorkerMetrics) -> None:
+        """Make the version's series at 0 (MX-30)."""
+        self.counts = ModelCounts()
+        self._queue = metrics.queue.labels(model, str(version))
+        self._compute = metrics.compute.labels(model, str(version))
+        self._request = metrics.request.labels(model, str(version))
+        self._rows = metrics.rows.labels(model, str(version))
+
+    def executed(self, batch: Batch, execution: Execution, *, output_ns: int, failed: int) -> None:
+        """Count a batch that ran.
+
+        Args:
+            batch: The batch.
+            execution: What became of it.
+            output_ns: Time to split and encode its outputs.
+            failed: Entries that were answered with an error.
+        """
+        entries = [entry for entry in batch.entries if entry is not None]
+        number = len(entries)
+        arrived = [entry.admitted_ns for entry in entries]
+        started, ended = execution.started_ns, execution.ended_ns
+        done = ended + output_ns
+        counts = self.counts
+        counts.exec_count += execution.executions
+        counts.failure[Failure.BACKEND] += failed
+        oldest = min(arrived)
+        if failed == 0:
+            total = sum(arrived)
+            counts.success += number
+            counts.inference_count += sum([entry.rows for entry in entries])
+            counts.queue_us += (number * started - total) // 1000
+            counts.request_us += (number * done - total) // 1000
+            # Triton adds a batch's compute time once for each of its requests.
+            counts.compute_input_us += number * (execution.gathered_ns - started) // 1000
+            counts.compute_infer_us += number * (ended - execution.gathered_ns) // 1000
+            counts.compute_output_us += number * output_ns // 1000
+        else:
+            self._count_partly(execution, output_ns)
+        self._queue.observe((started - oldest) / 1e9)
+        self._compute.observe((ended - started) / 1e9)
+        self._request.observe((done - oldest) / 1e9)
+        self._rows.observe(batch.rows)
+
+    def refused(self, error: InferError) -> None:
+        """Count a queued request that left without running (MX-02)."""
+        match error.reason:
+            case Reason.TIMEOUT_EXPIRED | Reason.DEADLINE_PASSED:
+                self.counts.failure[Failure.REJECTED] += 1
+            case Reason.CANCELLED:
+                self.counts.failure[Failure.CANCELED] += 1
+            case Reason.BACKEND_FAILED:
+                self.counts.failure[Failure.BACKEND] += 1
+            case _:
+                self.counts.failure[Failure.OTHER] += 1
+
+    def _count_partly(self, execution: Execution, output_ns: int) -> None:
+        """Count the successes of a batch in which some failed."""
+        counts = self.counts
+        for part in execution.parts:
+            if part.error is not None:
+                continue
+            errors = {index for responses in part.responses for index in responses.errors}
+            good: list[Entry] = [
+                entry
+                for index, entry in enumerate(part.batch.entries)
+                if entry is not None and index not in errors
+            ]
+            number = len(good)
+            counts.success += number
+            counts.inference_count += sum(entry.rows for entry in good)
+            arrived = sum(entry.admitted_ns for entry in good)
+            done = execution.ended_ns + output_ns
+            counts.queue_us += (number * execution.started_ns - arrived) // 1000
+            counts.request_us += (number * done - arrived) // 1000
+            infer_ns = execution.ended_ns - execution.gathered_ns
+            counts.compute_input_us += (
+                number * (execution.gathered_ns - execution.started_ns) // 1000
+            )
+            counts.compute_infer_us += number * infer_ns // 1000
+            counts.compute_output_us += number * output_ns // 1000

@@ -1,0 +1,159 @@
+"""One model version at work: asks its batcher for a batch whenever an instance is free, and runs it.
+
+`Scheduler.dispatch` is called after every change (records offered, an instance freed, the timer fired, a
+drain begun): it assigns what it can and sets the one timer to the batcher's `wake_at`. It never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from headrace.consumers.batcher import Batcher, Refusal
+from headrace.consumers.execution import Execution, execute
+from headrace.consumers.pool import Done, Work
+from headrace.consumers.settings import Clock
+from headrace.schemas.batch import Batch, Entry
+from headrace.schemas.record import TP
+
+
+class Instances(Protocol):
+    """What the scheduler needs of a pool: `headrace.consumers.pool.Pool`, or a test's own."""
+
+    @property
+    def busy(self) -> int:
+        """Number of instances at work."""
+
+    def next_free(self) -> int | None:
+        """Number of the instance that has been free the longest."""
+
+    def submit(self, number: int, work: Work, done: Done) -> None:
+        """Run work on a free instance and call ``done`` in the loop, with the instance free again."""
+
+
+class Outcomes(Protocol):
+    """Who answers: the worker of the model."""
+
+    def executed(self, scheduler: Scheduler, batch: Batch, execution: Execution) -> None:
+        """A batch ran; its instance already has its next one."""
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        """Entries left the queue without running."""
+
+    def broken(self, scheduler: Scheduler, batch: Batch, exc: BaseException) -> None:
+        """An instance's thread died with a batch (FAULTS B42)."""
+
+
+class Scheduler:
+    """Batcher, instances and timer of one model version.
+
+    Attributes:
+        version: Version number.
+        batcher: The only queue.
+        draining: Nothing is held back for a better batch any more.
+        executing: Entries in batches at work.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        batcher: Batcher,
+        instances: Instances,
+        outcomes: Outcomes,
+        *,
+        run: Callable[..., Execution] = execute,
+        repeatable: bool = True,
+        decoupled: bool = False,
+        clock: Clock,
+    ) -> None:
+        """Tie the parts together; nothing runs before entries are offered."""
+        self.version = version
+        self.batcher = batcher
+        self.draining = False
+        self.executing = 0
+        self._instances = instances
+        self._outcomes = outcomes
+        self._run = partial(run, repeatable=repeatable, decoupled=decoupled, now_ns=clock.now_ns)
+        self._now_ns = clock.now_ns
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued and nothing runs."""
+        return self.executing == 0 and len(self.batcher) == 0
+
+    def offer(self, entries: Sequence[Entry]) -> Sequence[Refusal]:
+        """Queue entries and start what can start; returns those that the queue has no room for."""
+        refusals = self.batcher.offer(entries, self._now_ns())
+        self.dispatch()
+        return refusals
+
+    def dispatch(self) -> None:
+        """Give each free instance its next batch, and set the timer."""
+        now = self._now_ns()
+        while (number := self._instances.next_free()) is not None:
+            batch = self.batcher.take(number, now, flush=self.draining)
+            if batch is None:
+                break
+            self.executing += len(batch)
+            self._instances.submit(
+                number, partial(self._run, batch=batch), partial(self._done, batch)
+            )
+        self._set_timer()
+
+    def drain(self) -> None:
+        """Hold nothing back from now on."""
+        self.draining = True
+        self.dispatch()
+
+    def drop(self, tp: TP) -> Sequence[Entry]:
+        """Remove the queued entries of a partition without answering."""
+        dropped = self.batcher.drop(tp)
+        self._set_timer()
+        return dropped
+
+    def cancel(self, ids: set[bytes]) -> None:
+        """Answer and remove the queued entries with these correlation ids."""
+        refusals = self.batcher.cancel(ids)
+        if refusals:
+            self._outcomes.refused(refusals)
+            self.dispatch()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _done(self, batch: Batch, number: int, outcome: Execution | BaseException) -> None:  # noqa: ARG002  # the pool's callback shape
+        self.executing -= len(batch)
+        self.batcher.done(batch, self._now_ns())
+        # The next batch first: the model runs while we encode this one's answers.
+        self.dispatch()
+        if isinstance(outcome, Execution):
+            self._outcomes.executed(self, batch, outcome)
+        else:
+            self._outcomes.broken(self, batch, outcome)
+
+    def _set_timer(self) -> None:
+        wake_ns = self.batcher.wake_at()
+        if self._timer is not None:
+            if wake_ns is not None and wake_ns >= self._timer_ns:
+                return  # it fires early enough and looks again
+            self._timer.cancel()
+            self._timer = None
+        if wake_ns is None:
+            return
+        delay_s = max(0, wake_ns - self._now_ns()) / 1e9
+        self._timer_ns = wake_ns
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        refusals = self.batcher.expire(self._now_ns())
+        if refusals:
+            self._outcomes.refused(refusals)
+        self.dispatch()

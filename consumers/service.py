@@ -1,0 +1,292 @@
+"""A worker process: one `ModelWorker` per loaded model, cancels, status records, metrics and readiness.
+
+The composition happens here; the command line only brings the log, the loaded repository and the stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self
+
+from headrace.backends.backend import Instance
+from headrace.consumers.announcing import Announcing
+from headrace.consumers.answering import Answering, Healthy, Version
+from headrace.consumers.batcher import Batcher
+from headrace.consumers.default import DefaultBatcher
+from headrace.consumers.dynamic import DynamicBatcher
+from headrace.consumers.observe import ModelObserver, WorkerMetrics
+from headrace.consumers.placement import Placement
+from headrace.consumers.pool import Pool
+from headrace.consumers.scheduler import Instances, Scheduler
+from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.worker import ModelWorker
+from headrace.repository.models import LoadedModel, LoadedVersion
+from headrace.repository.repository import Repository
+from headrace.schemas.answers import ResponseEncoder, encode_error
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP
+from headrace.schemas.requests import RequestDecoder
+from headrace.streams.cancels import read_cancel
+from headrace.streams.log import LATEST, Log, Span
+from headrace.streams.topology import Topology
+from prometheus_client import CollectorRegistry
+
+logger = logging.getLogger(__name__)
+
+CANCEL_POLL_S = 0.5
+LOOP_LAG_INTERVAL_S = 0.25
+"""How often the loop's lag is measured, seconds (FAULTS B2)."""
+
+
+class InstancePool(Instances, Healthy, Protocol):
+    """Instances with their threads: `headrace.consumers.pool.Pool`, or a simulation's."""
+
+    def start(self) -> None:
+        """Start them, inside the running loop."""
+
+    async def close(self, timeout_s: float) -> bool:
+        """End them; False if one is still busy after the time."""
+
+
+class Worker:
+    """One worker process. Enter it (topics are made, threads started), then `run` until the stop.
+
+    Attributes:
+        models: Model name → its worker, for every model that loaded.
+        registry: Headrace's own metrics of this process.
+        warnings: Sentences about topics that differ from what they should be.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        repository: Repository,
+        topology: Topology,
+        settings: WorkerSettings,
+        *,
+        clock: Clock | None = None,
+        pool: Callable[[Sequence[Instance], str], InstancePool] = Pool,
+    ) -> None:
+        """Keep the parts.
+
+        Args:
+            log: Entered already; outlives this.
+            repository: Loaded already; closed by whoever made it, after this has been left.
+            topology: Topic names.
+            settings: Bounds.
+            clock: Time; the machine's unless given.
+            pool: Makes the instances' threads; simulations bring their own.
+        """
+        self.models: dict[str, ModelWorker] = {}
+        self.registry = CollectorRegistry()
+        self.warnings: Sequence[str] = ()
+        self._log = log
+        self._repository = repository
+        self._topology = topology
+        self._settings = settings
+        self._clock = clock or Clock()
+        self._metrics = WorkerMetrics(self.registry)
+        self._pool = pool
+        self._pools: list[InstancePool] = []
+        self._missing: tuple[str, ...] = ()
+        self._stopping = False
+        self._announcing = Announcing(self, log, repository, topology, settings, self._clock)
+
+    async def __aenter__(self) -> Self:
+        """Make sure that the topics exist and start the instances' threads.
+
+        Raises:
+            LogError: The log cannot be reached, or refuses to create a topic; the sentence says which.
+        """
+        self.warnings = await self._ensure()
+        for warning in self.warnings:
+            logger.warning("%s", warning)
+        dead_letters = await self._partitions(self._topology.dead_letters)
+        for name, model in self._repository.models.items():
+            self.models[name] = await self._model_worker(name, model, dead_letters)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End the instances' threads; one that hangs in a model is left behind."""
+        for pool in self._pools:
+            if not await pool.close(1.0):
+                logger.warning("an instance still executes and is left behind")
+
+    def ready(self) -> bool:
+        """Whether every known model is READY and every loaded one is served (SEMANTICS SV-02)."""
+        return (
+            not self._stopping
+            and not self._missing
+            and self._repository.is_ready()
+            and all(worker.ready() for worker in self.models.values())
+        )
+
+    def troubles(self) -> list[str]:
+        """Return a sentence for each reason that keeps the worker from being ready."""
+        found = [f"topic {name} does not exist" for name in self._missing]
+        found += [f"model '{n}': {w.trouble}" for n, w in self.models.items() if w.trouble]
+        found += [failure.text for failure in self._repository.failures.values()]
+        return found
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``; then every model drains within ``exit_timeout_s``."""
+        async with asyncio.TaskGroup() as tasks:
+            around = [
+                tasks.create_task(self._read_cancels()),
+                tasks.create_task(self._announcing.run()),
+                tasks.create_task(self._watch_topics()),
+                tasks.create_task(self._watch_loop()),
+            ]
+            serving = [tasks.create_task(self._serve(w, stop)) for w in self.models.values()]
+            await stop.wait()
+            self._stopping = True
+            self._announcing.wake()
+            if serving:
+                await asyncio.wait(serving)
+            for task in around:
+                task.cancel()
+        await self._announcing.leave()
+
+    async def _serve(self, worker: ModelWorker, stop: asyncio.Event) -> None:
+        """Serve one model; a failure that nobody can mend leaves it not ready, the others go on."""
+        try:
+            await worker.run(stop)
+        except LogError as exc:
+            worker.trouble = exc.detail
+            logger.error("model '%s' is not served any more: %s", worker.model_name, exc.detail)  # noqa: TRY400  # one sentence, no traceback
+
+    async def _ensure(self) -> Sequence[str]:
+        specs = list(self._topology.shared_specs())
+        for name in self._repository.models:
+            have = await self._log.partitions(self._topology.requests(name))
+            specs += self._topology.model_specs(name, partitions=have or 0)
+        return await self._log.ensure(specs)
+
+    async def _partitions(self, topic: str) -> int:
+        count = await self._log.partitions(topic)
+        if count is None:
+            raise LogError(f"topic {topic} does not exist", retriable=True)
+        return count
+
+    async def _model_worker(self, name: str, model: LoadedModel, dead_letters: int) -> ModelWorker:
+        topology, settings, clock = self._topology, self._settings, self._clock
+        results = topology.results(name)
+        placement = Placement(
+            results,
+            await self._partitions(results),
+            allowed=topology.reply_allowed,
+            lookup=self._log.partitions,
+            max_topics=settings.max_reply_topics,
+        )
+        answering = Answering(
+            name,
+            placement=placement,
+            encode_error=encode_error,
+            dead_letters=(topology.dead_letters, dead_letters),
+            clock=clock,
+        )
+        for number, version in model.versions.items():
+            answering.versions[number] = self._version(name, version, answering)
+        return ModelWorker(
+            name,
+            log=self._log,
+            group=topology.group(name),
+            topic=topology.requests(name),
+            partition_count=await self._partitions(topology.requests(name)),
+            decoder=RequestDecoder(
+                {number: version.signature for number, version in model.versions.items()},
+                model_name=name,
+                max_record_bytes=settings.max_record_bytes,
+            ),
+            answering=answering,
+            placement=placement,
+            settings=settings,
+            clock=clock,
+        )
+
+    def _version(self, name: str, loaded: LoadedVersion, answering: Answering) -> Version:
+        pool = self._pool(loaded.instances, f"{name}-{loaded.version}")
+        pool.start()
+        self._pools.append(pool)
+        scheduler = Scheduler(
+            loaded.version,
+            make_batcher(loaded, self._settings),
+            pool,
+            answering,
+            repeatable=loaded.model.repeatable,
+            decoupled=loaded.config.decoupled,
+            clock=self._clock,
+        )
+        observer = ModelObserver(name, loaded.version, self._metrics)
+        return Version(
+            scheduler,
+            pool,
+            ResponseEncoder(loaded.signature),
+            observer,
+            decoupled=loaded.config.decoupled,
+        )
+
+    async def _read_cancels(self) -> None:
+        """Hand cancels to the models that they name; starts at the topic's end, for ever."""
+        topic = self._topology.cancels
+        while True:
+            try:
+                count = await self._partitions(topic)
+                spans = {TP(topic, number): Span(LATEST) for number in range(count)}
+                async with self._log.reader(spans) as reader:
+                    while True:
+                        for block in await reader.poll(1000, CANCEL_POLL_S):
+                            self._cancel(block.records)
+            except LogError as exc:
+                logger.warning("cancels cannot be read, trying again: %s", exc.detail)
+                await asyncio.sleep(self._settings.topic_check_interval_s)
+
+    def _cancel(self, records: Sequence[object]) -> None:
+        ids: dict[str, set[bytes]] = {}
+        for record in records:
+            cancel = read_cancel(record)  # type: ignore[arg-type]  # the reader's own records
+            if cancel is not None:
+                ids.setdefault(cancel.model, set()).add(cancel.correlation_id)
+        for model, cancelled in ids.items():
+            if (worker := self.models.get(model)) is not None:
+                worker.cancel(cancelled)
+
+    async def _watch_topics(self) -> None:
+        """Create topics again that were deleted, or be not ready with their names (FAULTS B104)."""
+        names = [self._topology.dead_letters, self._topology.status]
+        for model in self.models:
+            names += [self._topology.requests(model), self._topology.results(model)]
+        while True:
+            await asyncio.sleep(self._settings.topic_check_interval_s)
+            try:
+                there = await self._log.topics()
+                missing = tuple(name for name in names if name not in there)
+                if missing:
+                    logger.warning("topics are gone, creating them again: %s", ", ".join(missing))
+                    self._missing = missing
+                    await self._ensure()
+                self._missing = ()
+            except LogError as exc:
+                logger.warning("topics cannot be checked: %s", exc.detail)
+
+    async def _watch_loop(self) -> None:
+        """Measure how late the loop runs its timers."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LOOP_LAG_INTERVAL_S
+            await asyncio.sleep(LOOP_LAG_INTERVAL_S)
+            self._metrics.loop_lag.set(max(0.0, loop.time() - due))
+            for name, worker in self.models.items():
+                self._metrics.rebalances.labels(name).set(worker.assignment.rebalances)
+
+
+def make_batcher(loaded: LoadedVersion, settings: WorkerSettings) -> Batcher:
+    """Return the scheduler that a version's configuration asks for."""
+    batching = loaded.config.dynamic_batching
+    if batching is None:
+        return DefaultBatcher(loaded.signature, max_queue_entries=settings.max_queued_records)
+    return DynamicBatcher(
+        loaded.signature, batching, max_queue_entries=settings.max_queued_records
+    )

@@ -1,0 +1,61 @@
+"""The worker's bounds, each with its reason; the command line fills them in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Bounds of one worker process.
+
+    Attributes:
+        worker_id: Name in status records and results' metrics; unique in the fleet.
+        max_queued_records: Records of a model that may be admitted and unanswered; above, polling pauses.
+        max_queued_bytes: The same in bytes of their values.
+        max_partition_span: Offsets between the lowest unfinished and the newest admitted one (DELIVERY P-1: the
+            finished ones between travel in each commit's metadata).
+        max_record_bytes: A request's value may have at most this many bytes.
+        max_poll_records: Records of one poll: bounds how long decoding holds the loop.
+        settle_interval_s: How long answers gather before they are published, seconds (DESIGN §5).
+        revoke_grace_s: How long a revocation waits for executing batches, seconds (P-5).
+        exit_timeout_s: Budget of a graceful stop, seconds (Triton's ``--exit-timeout-secs``).
+        status_interval_s: Heartbeat of status records, seconds.
+        topic_check_interval_s: How often the topics' existence is checked, seconds (FAULTS B104).
+        settle_retry_s: How long answers that cannot be published are tried again before the group member starts
+            anew, seconds.
+        restart_backoff_s: Longest pause before a failed consumer is started again, seconds.
+        max_reply_topics: Reply topics whose partition counts are remembered.
+        max_cancels: Cancels remembered that came before their request.
+    """
+
+    worker_id: str
+    max_queued_records: int = 4096
+    max_queued_bytes: int = 256 * 1024 * 1024
+    max_partition_span: int = 10_000
+    max_record_bytes: int = 64 * 1024 * 1024
+    max_poll_records: int = 512
+    settle_interval_s: float = 0.005
+    revoke_grace_s: float = 10.0
+    exit_timeout_s: float = 30.0
+    status_interval_s: float = 1.0
+    topic_check_interval_s: float = 5.0
+    settle_retry_s: float = 60.0
+    restart_backoff_s: float = 10.0
+    max_reply_topics: int = 10_000
+    max_cancels: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Where time comes from: the machine, or a test that moves it by hand.
+
+    Attributes:
+        now_ns: Monotonic nanoseconds.
+        wall_ms: Milliseconds since the epoch.
+    """
+
+    now_ns: Callable[[], int] = time.monotonic_ns
+    wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000

@@ -1,0 +1,151 @@
+"""The settle loop: publishes what was answered, and moves the committed positions (DESIGN §5, step 6).
+
+Answers gather per partition for `WorkerSettings.settle_interval_s`, or go at once when somebody awaits one or
+nothing else is in flight. Settles run one after the other: while one awaits its acknowledgements the next one
+gathers, so the batches grow with the load by themselves. An offset counts as finished only once its answer is
+acknowledged (FAULTS B22, B97).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from headrace.consumers.partition import Partition
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP, Out
+from headrace.streams.log import Delivery, Outcome
+
+logger = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 0.2
+"""Pause before a settle that failed is tried again, seconds."""
+
+
+class Settler:
+    """Gathers answers and settles them.
+
+    Attributes:
+        settled: Set and cleared at each settle that finished something: who waits for progress looks again.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        *,
+        interval_s: float,
+        on_lost: Callable[[Partition, Outcome], None],
+        on_settled: Callable[[int], None],
+        retry_s: float,
+        delivers: Callable[[Partition], bool],
+    ) -> None:
+        """Keep the parts.
+
+        Args:
+            delivery: Where answers go.
+            interval_s: How long answers gather.
+            on_lost: A partition's settle was aborted or fenced: nothing of it is committed.
+            on_settled: Told how many records were settled; called after each settle.
+            retry_s: How long a failing log is tried again before the membership is given up.
+            delivers: Whether a partition is still ours.
+        """
+        self._delivery = delivery
+        self._interval_s = interval_s
+        self._on_lost = on_lost
+        self._on_settled = on_settled
+        self._retry_s = retry_s
+        self._delivers = delivers
+        self._failing_since: float | None = None
+        self._dirty: dict[TP, Partition] = {}
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._progress = asyncio.Event()
+
+    def put(self, part: Partition, outs: Sequence[Out], offsets: Sequence[int], size: int) -> None:
+        """Buffer the answers of some of a partition's records.
+
+        Args:
+            part: The partition that the records came from.
+            outs: What follows from them; may be empty.
+            offsets: Offsets that are thereby answered.
+            size: Bytes of the answered records' values.
+        """
+        if outs:
+            self._delivery.put(part.tp, outs)
+        part.answered.extend(offsets)
+        part.answered_bytes += size
+        self._dirty[part.tp] = part
+
+    def schedule(self, *, at_once: bool) -> None:
+        """Let the next settle begin at once, or when the interval since the first buffered answer is over."""
+        if not self._dirty:
+            return
+        if at_once:
+            self._wake.set()
+        elif self._timer is None and not self._wake.is_set():
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._wake.set)
+
+    def forget(self, tp: TP) -> None:
+        """Leave a partition out of further settles."""
+        self._dirty.pop(tp, None)
+
+    async def run(self) -> None:
+        """Settle for ever; ends by cancellation, or by a `LogError` of the delivery."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            await self._settle()
+
+    async def progress(self, timeout_s: float) -> None:
+        """Wait until a settle finished something, at most ``timeout_s``."""
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._progress.wait()
+        except TimeoutError:
+            return
+
+    async def _settle(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        upto = {}
+        for tp, part in dirty.items():
+            part.ledger.finish(part.answered)
+            part.settling += len(part.answered)
+            part.settling_bytes += part.answered_bytes
+            part.answered = []
+            part.answered_bytes = 0
+            upto[tp] = part.ledger.position()
+        try:
+            outcomes = await self._delivery.settle(upto)
+        except LogError as exc:
+            await self._failed(exc, dirty)
+            return
+        self._failing_since = None
+        finished = 0
+        for tp, part in dirty.items():
+            if outcomes[tp] is Outcome.SETTLED:
+                finished += part.settling
+                part.in_flight -= part.settling
+                part.in_flight_bytes -= part.settling_bytes
+                part.settling = part.settling_bytes = 0
+            else:
+                self._on_lost(part, outcomes[tp])
+        self._on_settled(finished)
+        self._progress.set()
+
+    async def _failed(self, exc: LogError, dirty: dict[TP, Partition]) -> None:
+        """Try again after a pause: the delivery keeps what it could not publish."""
+        now = asyncio.get_running_loop().time()
+        since = self._failing_since = self._failing_since or now
+        if not exc.retriable or now - since > self._retry_s:
+            raise exc
+        logger.warning("answers cannot be published, trying again: %s", exc.detail)
+        await asyncio.sleep(RETRY_PAUSE_S)
+        for tp, part in dirty.items():
+            if self._delivers(part):
+                self._dirty.setdefault(tp, part)
+        self.schedule(at_once=True)

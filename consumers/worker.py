@@ -1,0 +1,287 @@
+"""The worker of one model: a record's journey from its topic through the dynamic batcher to its answer.
+
+```
+requests topic ─1 poll─► block ─2 decode─► entries ─3 offer─► Batcher ─4 take─► Batch ─► Instance.execute
+                intake.py                             scheduler.py                pool.py, execution.py
+                                                                                            │
+results, replies ◄─6 put, settle ─ settle.py ◄─ answers ─5 encode ─ answering.py ◄──────────┘
+```
+One thread crossing, one queue (the batcher). Everything moves in blocks. Every accepted record gets exactly one
+answer, then its offset is finished, then it may be committed (DESIGN §1, §5). This module ties the parts together
+and gives them their life: join, drain, leave, and a new start when the log failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+
+from headrace.consumers.answering import Answering
+from headrace.consumers.assignment import Assignment
+from headrace.consumers.batcher import Refusal
+from headrace.consumers.intake import Decoder, Intake
+from headrace.consumers.partition import Partition
+from headrace.consumers.placement import Placement
+from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.settle import Settler
+from headrace.schemas.batch import Entry
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP
+from headrace.streams.log import Log, Mode, Outcome, Source
+
+logger = logging.getLogger(__name__)
+
+FIRST_RESTART_S = 0.5
+"""First pause before a failed consumer is started again, doubled up to ``restart_backoff_s``."""
+
+
+class ModelWorker:
+    """Serves one model from its requests topic, in its own consumer group.
+
+    Attributes:
+        model_name: Which.
+        answering: Versions, and how their outcomes become answers.
+        assignment: The partitions that are ours.
+        partition_count: Partitions of its requests topic.
+        draining: No new record is admitted.
+        source: The group member, None between two memberships.
+        trouble: Why it does not serve now, ``""`` if it does.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        log: Log,
+        group: str,
+        topic: str,
+        partition_count: int,
+        decoder: Decoder,
+        answering: Answering,
+        placement: Placement,
+        settings: WorkerSettings,
+        clock: Clock,
+    ) -> None:
+        """Keep the parts; `run` brings them to life.
+
+        Args:
+            model_name: Which model.
+            log: Where records come from and go to.
+            group: Consumer group, one per model.
+            topic: Requests topic.
+            partition_count: Its partitions.
+            decoder: Reads the model's records.
+            answering: Its versions and encoders.
+            placement: Where answers go.
+            settings: Bounds.
+            clock: Time.
+        """
+        self.model_name = model_name
+        self.answering = answering
+        self.draining = False
+        self.trouble = "not joined yet"
+        self.partition_count = partition_count
+        self._log = log
+        self._group = group
+        self._topic = topic
+        self._decoder = decoder
+        self._placement = placement
+        self._settings = settings
+        self._clock = clock
+        self._tasks: asyncio.TaskGroup | None = None
+        self.source: Source | None = None
+        self._intake: Intake | None = None
+        self._settler: Settler | None = None
+        self._epoch = 0
+        self.assignment = self._new_assignment()
+
+    @property
+    def partitions(self) -> dict[TP, Partition]:
+        """The partitions that are ours."""
+        return self.assignment.partitions
+
+    def ready(self) -> bool:
+        """Whether it has joined, has taken over what is assigned, and every instance can execute."""
+        return (
+            not self.trouble
+            and not self.draining
+            and self.assignment.complete()
+            and self.answering.healthy()
+        )
+
+    def cancel(self, ids: set[bytes]) -> None:
+        """Answer queued requests with these correlation ids CANCELLED, and remember the others' ids."""
+        if self._intake is not None:
+            self._intake.cancel(ids)
+        for version in self.answering.versions.values():
+            version.scheduler.cancel(ids)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``, then drain within ``exit_timeout_s``; start again when the log fails.
+
+        Raises:
+            LogError: The log failed in a way that no later try can mend (not authorised).
+        """
+        pause_s = FIRST_RESTART_S
+        while not stop.is_set():
+            started = self._clock.now_ns()
+            try:
+                await self._serve(stop)
+            except* LogError as group:
+                error = _first(group)
+                self.trouble = f"the log failed: {error.detail}"
+                if not error.retriable:
+                    raise error from group
+                logger.warning("model '%s': %s; joining again", self.model_name, self.trouble)
+            if stop.is_set():
+                return
+            if self._clock.now_ns() - started > 60_000_000_000:
+                pause_s = FIRST_RESTART_S  # it served for a while: this is a new failure
+            await _wait(stop, pause_s)
+            pause_s = min(2 * pause_s, self._settings.restart_backoff_s)
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        """One membership of the group, from joining to leaving."""
+        self.assignment = self._new_assignment()
+        source = self._log.source(self._group, {self._topic}, self.assignment)
+        delivery = self._log.delivery(source, Mode.AT_LEAST_ONCE)
+        settler = Settler(
+            delivery,
+            interval_s=self._settings.settle_interval_s,
+            on_lost=self._settle_failed,
+            on_settled=self._settled,
+            retry_s=self._settings.settle_retry_s,
+            delivers=lambda part: self.partitions.get(part.tp) is part,
+        )
+        intake = Intake(
+            self.partitions,
+            decoder=self._decoder,
+            admission=self,
+            placement=self._placement,
+            settings=self._settings,
+            clock=self._clock,
+        )
+        self.source, self._intake, self._settler = source, intake, settler
+        self.assignment.attach(source, delivery, settler)
+        self.answering.attach(self.partitions, settler, self._room_made)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                async with source:
+                    self.trouble = ""
+                    running = [
+                        tasks.create_task(settler.run()),
+                        tasks.create_task(intake.run(source)),
+                    ]
+                    await self._until(stop, running)
+                    await self._drain()
+                    for task in running:
+                        task.cancel()
+        finally:
+            self._tasks = None
+            self._hand_back()
+
+    async def _until(self, stop: asyncio.Event, running: Sequence[asyncio.Task[None]]) -> None:
+        """Wait for the stop; a running part that fails ends this through the task group."""
+        waiter = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait([waiter, *running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+
+    async def _drain(self) -> None:
+        """Stop admitting, finish what is queued, settle and commit, within the exit budget (FAULTS B68)."""
+        assert self._intake is not None
+        assert self._settler is not None
+        self.draining = True
+        self._intake.stopped = True
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._settings.exit_timeout_s
+        for part in self.partitions.values():
+            part.in_flight -= len(part.held)
+            part.held.clear()  # never queued: read again by whoever comes next
+        for version in self.answering.versions.values():
+            version.scheduler.drain()
+        while any(part.in_flight > 0 for part in self.partitions.values()) and clock() < deadline:
+            await self._settler.progress(min(0.1, deadline - clock()))
+            self._settler.schedule(at_once=True)
+        # Hands every partition back: flushes the commits; what is unanswered now stays uncommitted.
+        await self.assignment.revoked(set(self.partitions), min(deadline, clock() + 1.0))
+
+    def _hand_back(self) -> None:
+        """After a membership: forget the queue, whose records will be read again."""
+        for tp in list(self.partitions):
+            self._drop(tp)
+        self.partitions.clear()
+        self.source = self._intake = self._settler = None
+
+    def _new_assignment(self) -> Assignment:
+        return Assignment(
+            settings=self._settings,
+            start=self._start,
+            drop=self._drop,
+            next_epoch=self._next_epoch,
+        )
+
+    def _next_epoch(self) -> int:
+        """Count takeovers over all memberships, so that no old result fits a new one."""
+        self._epoch += 1
+        return self._epoch
+
+    def _start(self, coroutine: Coroutine[None, None, None]) -> None:
+        if self._tasks is None:
+            coroutine.close()  # the membership has ended: nothing to take over or give back
+        else:
+            self._tasks.create_task(coroutine)
+
+    def _drop(self, tp: TP) -> int:
+        return self.answering.drop(tp)
+
+    # What intake asks for (`headrace.consumers.intake.Admission`).
+
+    def offer(self, version: int, entries: Sequence[Entry]) -> Sequence[Refusal]:
+        """Queue entries for a version."""
+        return self.answering.offer(version, entries)
+
+    def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
+        """Answer entries with their errors."""
+        self.answering.refuse(refusals, dead_letters=dead_letters)
+
+    def skipped(self, part: Partition) -> None:
+        """Let a position be committed that moved without an answer."""
+        self.answering.skipped(part)
+
+    # What the settler tells.
+
+    def _settled(self, count: int) -> None:
+        if count:
+            self._room_made()
+
+    def _room_made(self) -> None:
+        if self._intake is not None and self.source is not None:
+            self._intake.room_made(self.source)
+
+    def _settle_failed(self, part: Partition, outcome: Outcome) -> None:
+        logger.warning(
+            "%s/%d: settle was %s, its records since the last commit are run again",
+            part.tp.topic,
+            part.tp.partition,
+            outcome,
+        )
+        self.assignment.again(part)
+
+
+def _first(group: BaseExceptionGroup[LogError]) -> LogError:
+    """Return the first leaf, preferring one that no later try can mend."""
+    leaves = [_first(e) if isinstance(e, BaseExceptionGroup) else e for e in group.exceptions]
+    return next((leaf for leaf in leaves if not leaf.retriable), leaves[0])
+
+
+async def _wait(stop: asyncio.Event, timeout_s: float) -> None:
+    """Wait for the stop, at most ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await stop.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,397 @@
+"""A whole fleet of workers on the memory log and virtual time, under a seeded storm of traffic and faults."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from headrace.backends.backend import Instance
+from headrace.consumers.ledger import OffsetLedger
+from headrace.consumers.pool import Done, Work
+from headrace.consumers.service import Worker
+from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.repository.repository import Repository
+from headrace.schemas.codec import decode_response, encode_request
+from headrace.schemas.errors import InferError
+from headrace.schemas.infer import InferRequest
+from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF, TP, Headers, Out
+from headrace.schemas.tensor import Tensor
+from headrace.streams.cancels import Cancel, cancel_record
+from headrace.streams.log import Position
+from headrace.streams.memory import MemoryLog
+from headrace.streams.memory_group import MemoryGroup
+from headrace.streams.topology import Topology
+
+CULPRIT = -666.0
+CONFIG = f"""
+backend: "identity"
+max_batch_size: 8
+input [{{ name: "INPUT0" data_type: TYPE_FP32 dims: [2] }}]
+output [{{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] }}]
+dynamic_batching {{ max_queue_delay_microseconds: 3000 }}
+instance_group [{{ count: 2 kind: KIND_CPU }}]
+parameters {{ key: "fail_if" value {{ string_value: "INPUT0={CULPRIT:.0f}" }} }}
+"""
+TOPOLOGY = Topology(prefix="h", partitions=3)
+REQUESTS = TOPOLOGY.requests("echo")
+RESULTS = TOPOLOGY.results("echo")
+
+
+class SimulatedPool:
+    """Instances whose work takes seeded virtual time and no thread."""
+
+    rng: random.Random
+
+    def __init__(self, instances: Sequence[Instance], name: str) -> None:
+        del name
+        self._instances = instances
+        self._free = list(range(len(instances)))
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    @property
+    def busy(self) -> int:
+        """Number of instances at work."""
+        return len(self._instances) - len(self._free)
+
+    def next_free(self) -> int | None:
+        """The longest-free instance."""
+        return self._free[0] if self._free else None
+
+    def healthy(self) -> bool:
+        """Always."""
+        return True
+
+    def submit(self, number: int, work: Work, done: Done) -> None:
+        """Run at once, answer later."""
+        self._free.remove(number)
+        outcome = work(self._instances[number])
+
+        def finish() -> None:
+            self._free.append(number)
+            done(number, outcome)
+
+        delay = self.rng.choice((0.0005, 0.002, 0.02, 0.3))
+        asyncio.get_running_loop().call_later(delay, finish)
+
+    async def close(self, timeout_s: float) -> bool:
+        """Nothing to end."""
+        del timeout_s
+        return True
+
+
+class CheckedLog(MemoryLog):
+    """A memory log that checks at every commit that only what was answered is committed (B14, B22)."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            clock_ms=lambda: int(asyncio.get_running_loop().time() * 1000), revoke_grace_s=1.0
+        )
+        self.answers: dict[str, list[tuple[TP, Headers, bytes]]] = defaultdict(list)
+        self.commits = 0
+        self.faults = 0
+
+    def append(self, outs: Sequence[Out]) -> None:
+        """Note answers by the source that they name."""
+        super().append(outs)
+        for out in outs:
+            source = dict(out.headers).get("source")
+            if source is not None and out.value is not None:
+                place = TP(out.topic, out.partition)
+                self.answers[source.decode()].append((place, out.headers, out.value))
+
+    def commit(self, group: MemoryGroup, positions: Mapping[TP, Position]) -> None:
+        """Check, then store."""
+        for tp, position in positions.items():
+            ledger = OffsetLedger(epoch=0)
+            assert not ledger.restore(position), "our own metadata is always readable"
+            assert group.committed.get(tp, Position(0)).offset <= position.offset, "backwards"
+            store = self.existing(tp)
+            for record in store.read(store.start, store.end, store.end):
+                if record.offset < position.offset or ledger.is_finished(record.offset):
+                    key = f"{tp.topic}/{tp.partition}/{record.offset}"
+                    assert self.answers[key], f"{key} is committed and has no answer"
+        self.commits += 1
+        super().commit(group, positions)
+
+
+@dataclass
+class Sent:
+    """One record as it was sent, and the answer that it must get."""
+
+    status: str
+    reason: str = ""
+    values: list[list[float]] = field(default_factory=list)
+    reply_topic: str = RESULTS
+    content_type: str = AVRO
+    dead_letter: bool = False
+    cancelled: bool = False
+
+
+class Traffic:
+    """Seeded requests of every kind."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._ids = itertools.count(1)
+
+    def record(self, now_ms: int) -> tuple[Out, Sent]:
+        """Make one record and say what must come back."""
+        rng = self._rng
+        partition = rng.randrange(TOPOLOGY.partitions)
+        rows = rng.choice((1, 1, 1, 2, 5))
+        values = [[float(next(self._ids)), rng.random()] for _ in range(rows)]
+        headers: list[tuple[str, bytes]] = [("x-trace", b"t")]
+        sent = Sent("OK", values=values)
+        kind = rng.choice(
+            ("good",) * 12
+            + ("culprit", "bytes", "null", "shape", "version") * 1
+            + ("reply", "refused", "deadline", "type")
+        )
+        if kind == "culprit":
+            values[0][0] = CULPRIT
+            sent.status, sent.reason = "INTERNAL", "backend_failed"
+        if kind == "shape":
+            values = [[*row, 0.0] for row in values]
+            sent.status, sent.reason = "INVALID_ARG", "invalid_request"
+        if kind == "version":
+            headers.append(("model-version", b"9"))
+            sent.status, sent.reason = "NOT_FOUND", "unknown_version"
+        if kind == "deadline":
+            headers.append(("deadline-ms", str(now_ms - 1).encode()))
+            sent.status, sent.reason = "UNAVAILABLE", "deadline_passed"
+        if kind == "refused":
+            headers.append(("reply-topic", b"elsewhere"))
+            sent.status, sent.reason = "INVALID_ARG", "reply_topic_refused"
+        if kind == "reply" or (kind == "good" and rng.random() < 0.3):
+            headers.append(("reply-topic", TOPOLOGY.replies.encode()))
+            headers.append(("correlation-id", f"c{next(self._ids)}".encode()))
+            sent.reply_topic = TOPOLOGY.replies
+        sent.content_type = rng.choice((AVRO, AVRO, AVRO, JSON, BINARY, PROTOBUF))
+        tensor = Tensor.from_numpy("INPUT0", np.array(values, np.float32))
+        value, more = encode_request(InferRequest((tensor,), id="r"), sent.content_type)
+        named = dict(headers)
+        all_headers = [*headers, *((n, v) for n, v in more if n not in named)]
+        raw: bytes | None = value
+        if kind in ("bytes", "null", "type"):
+            sent.dead_letter = True
+            sent.status, sent.reason = "INVALID_ARG", "undecodable"
+            sent.content_type = AVRO
+            all_headers = headers
+            raw = None if kind == "null" else b"\xff" * 10
+            if kind == "type":
+                all_headers = [*headers, ("content-type", b"text/plain")]
+                sent.reason = "unknown_content_type"
+        return Out(REQUESTS, partition, b"k", raw, all_headers), sent
+
+
+class Fleet:
+    """Workers of one group; each may crash, be evicted, or leave in peace."""
+
+    def __init__(self, log: CheckedLog, repository: Repository, rng: random.Random) -> None:
+        self._log = log
+        self._repository = repository
+        self._rng = rng
+        self._numbers = itertools.count(1)
+        self.running: dict[str, tuple[Worker, asyncio.Event, asyncio.Task[None]]] = {}
+        self._crashed: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start one more worker."""
+        name = f"w{next(self._numbers)}"
+        loop = asyncio.get_running_loop()
+        clock = Clock(lambda: int(loop.time() * 1e9), lambda: int(loop.time() * 1000))
+        SimulatedPool.rng = self._rng
+        settings = WorkerSettings(name, max_queued_records=40, max_partition_span=30)
+        worker = Worker(
+            self._log, self._repository, TOPOLOGY, settings, clock=clock, pool=SimulatedPool
+        )
+        stop = asyncio.Event()
+
+        async def serve() -> None:
+            async with worker:
+                await worker.run(stop)
+
+        self.running[name] = (worker, stop, asyncio.create_task(serve()))
+        await asyncio.sleep(0.01)
+
+    def _any(self) -> str:
+        return self._rng.choice(sorted(self.running))
+
+    async def leave(self) -> None:
+        """Stop one worker gracefully."""
+        _, stop, task = self.running.pop(self._any())
+        stop.set()
+        await task
+
+    async def crash(self) -> None:
+        """Kill one worker: nothing of it runs any more, nothing is said."""
+        worker, _, task = self.running.pop(self._any())
+        source = worker.models["echo"].source
+        if source is not None:
+            self._log.crash(source)  # type: ignore[arg-type]  # the memory log's own source
+        task.cancel()
+        self._crashed.append(task)
+
+    def evict(self) -> None:
+        """Let one worker's session expire."""
+        worker = self.running[self._any()][0]
+        source = worker.models["echo"].source
+        if source is not None:
+            self._log.evict(source)  # type: ignore[arg-type]  # the memory log's own source
+
+    def check(self) -> None:
+        """Raise what ended a worker that should still run."""
+        for _, _, task in self.running.values():
+            if task.done():
+                task.result()
+
+    async def stop(self) -> None:
+        """Stop all gracefully and wait."""
+        for _, stop, _ in self.running.values():
+            stop.set()
+        for _, _, task in self.running.values():
+            await task
+        await asyncio.gather(*self._crashed, return_exceptions=True)
+
+
+FAULTS = (
+    "rebalance",
+    "evict",
+    "crash",
+    "leave",
+    "produce",
+    "produced",
+    "commit",
+    "committed",
+    "hold",
+)
+
+
+async def _fault(name: str, log: CheckedLog, fleet: Fleet) -> None:
+    log.faults += 1
+    match name:
+        case "rebalance":
+            await log.rebalance(TOPOLOGY.group("echo"), rotate=True)
+        case "evict":
+            fleet.evict()
+        case "crash":
+            await fleet.crash()
+            await fleet.start()
+        case "leave":
+            await fleet.leave()
+            await fleet.start()
+        case "produce":
+            log.fail_produce(2)
+        case "produced":
+            log.fail_produce(1, written=True)
+        case "commit":
+            log.fail_commit(2)
+        case "committed":
+            log.fail_commit(1, written=True)
+        case "hold":
+            log.hold_produce()
+            await asyncio.sleep(0.2)
+            log.free_produce()
+
+
+async def storm(
+    seed: int, repository: Path, *, faults: int, records: int = 100, log: CheckedLog | None = None
+) -> CheckedLog:
+    """Run one seeded simulation to its end and check everything; returns the log for more."""
+    rng = random.Random(seed)
+    log = log or CheckedLog()
+    models = Repository([repository])
+    assert not models.load()
+    fleet = Fleet(log, models, rng)
+    sent: dict[str, Sent] = {}
+    async with log:
+        await fleet.start()
+        for _ in range(rng.randrange(3)):
+            await fleet.start()
+        moments = sorted(rng.uniform(0, 2) for _ in range(records))
+        troubles = sorted(rng.uniform(0.1, 2) for _ in range(faults))
+        traffic = Traffic(rng)
+        begun = asyncio.get_running_loop().time()
+        for moment in sorted([*moments, *troubles]):
+            await asyncio.sleep(max(0.0, begun + moment - asyncio.get_running_loop().time()))
+            if moment in troubles:
+                await _fault(rng.choice(FAULTS), log, fleet)
+            else:
+                _send(log, traffic, sent, rng)
+        await _answered(log, fleet, sent)
+        await fleet.stop()
+        models.close()
+    check(log, sent)
+    return log
+
+
+def _send(log: CheckedLog, traffic: Traffic, sent: dict[str, Sent], rng: random.Random) -> None:
+    out, expected = traffic.record(log.clock_ms())
+    offset = log.existing(TP(out.topic, out.partition)).end
+    log.append([out])
+    sent[f"{out.topic}/{out.partition}/{offset}"] = expected
+    correlation = dict(out.headers).get("correlation-id")
+    if correlation and rng.random() < 0.3:
+        expected.cancelled = True
+        log.append([cancel_record(TOPOLOGY.cancels, 0, Cancel("echo", correlation))])
+
+
+async def _answered(log: CheckedLog, fleet: Fleet, sent: Mapping[str, Sent]) -> None:
+    """Wait until every record has an answer and everything is committed."""
+    group = TOPOLOGY.group("echo")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + 120
+    while loop.time() < deadline:
+        fleet.check()
+        committed = log.committed(group)
+        ends = {
+            TP(REQUESTS, p): log.existing(TP(REQUESTS, p)).end for p in range(TOPOLOGY.partitions)
+        }
+        if all(log.answers[source] for source in sent) and all(
+            end == 0 or (tp in committed and committed[tp].offset == end)
+            for tp, end in ends.items()
+        ):
+            return
+        await asyncio.sleep(0.1)
+    missing = [source for source in sent if not log.answers[source]]
+    raise AssertionError(f"unanswered: {missing}; committed {log.committed(group)}")
+
+
+def check(log: CheckedLog, sent: Mapping[str, Sent]) -> None:
+    """Check each answer's place, status, values and number."""
+    letters = {
+        dict(record.headers)["dead-letter-source"].decode()
+        for partition in range(TOPOLOGY.partitions)
+        for record in log.records(TOPOLOGY.dead_letters, partition)
+    }
+    assert letters == {source for source, expected in sent.items() if expected.dead_letter}
+    for source, expected in sent.items():
+        answers = log.answers[source]
+        if log.faults == 0:
+            assert len(answers) == 1, f"{source} has {len(answers)} answers"
+        for place, headers, value in answers:
+            assert place.topic == expected.reply_topic, source
+            named = dict(headers)
+            assert named["x-trace"] == b"t"
+            if expected.cancelled and named["status"] == b"CANCELLED":
+                continue
+            assert named["status"].decode() == expected.status, (source, named)
+            assert named.get("reason", b"").decode() == expected.reason, (source, named)
+            if expected.status != "OK":
+                with pytest.raises(InferError) as info:
+                    decode_response(value, headers)
+                assert info.value.reason == expected.reason
+                continue
+            response = decode_response(value, headers)
+            assert response.id == "r"
+            (output,) = response.outputs
+            assert np.array_equal(output.numpy(), np.array(expected.values, np.float32))
