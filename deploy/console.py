@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-out = Console(soft_wrap=True, highlight=False)
-errors = Console(stderr=True, soft_wrap=True, highlight=False)
+PIPE_COLUMNS = 160
+"""Width of tables that go into a file or a pipe: a sentence that is cut at 80 columns says nothing."""
+
+
+def _width(stream: TextIO) -> int | None:
+    """Return the width to print at; None is the terminal's own, or ``COLUMNS``."""
+    return None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_COLUMNS
+
+
+out = Console(soft_wrap=True, highlight=False, width=_width(sys.stdout))
+errors = Console(stderr=True, soft_wrap=True, highlight=False, width=_width(sys.stderr))
 
 STATE_STYLES = {
     "READY": "green",
@@ -27,8 +39,7 @@ def print_table(
     table = Table(*columns, title=title or None, title_justify="left")
     for row in rows:
         table.add_row(*(Text(str(cell), STATE_STYLES.get(str(cell), "")) for cell in row))
-    # Wider than a pipe's 80 columns: a sentence that is cut says nothing.
-    out.print(table, soft_wrap=False, width=out.width if out.is_terminal else 160)
+    out.print(table, soft_wrap=False)
 
 
 def hint(sentence: str) -> None:

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+from headrace.deploy.console import out as console
 from headrace.deploy.demo_files import FileTypes, choose_files, default_roots
 from headrace.deploy.demo_records import Exchange, Job
-from headrace.deploy.demo_report import console, print_report
+from headrace.deploy.demo_report import print_report
 from headrace.deploy.serving import Service, serving
 from headrace.schemas.errors import ConfigError
 from rich.progress import Progress
@@ -116,7 +117,7 @@ def write_repository(repository: Path, types: FileTypes) -> None:
     (repository / MODEL / "labels.txt").write_text("\n".join(types.labels) + "\n")
     (repository / MODEL / "config.pbtxt").write_text(
         f"""backend: "onnxruntime"
-max_batch_size: 16
+max_batch_size: 8
 input [ {{ name: "bytes" data_type: TYPE_INT32 dims: [ 2048 ] }} ]
 output [ {{ name: "target_label" data_type: TYPE_FP32 dims: [ {len(types.labels)} ]
            label_filename: "labels.txt" }} ]

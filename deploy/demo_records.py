@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from headrace.deploy.console import out as console
 from headrace.deploy.demo_files import FileTypes
-from headrace.deploy.demo_report import console
 from headrace.schemas.tensor import Array
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 REQUESTS = "headrace.magika.requests"
 RESULTS = "headrace.magika.results"
-IN_FLIGHT = 64
+IN_FLIGHT = 32
 """Records sent and not yet answered at most: latencies then show the service, not the length of our own queue."""
 PATIENCE_S = 30.0
 """Without one more answer for so long, the demo gives up."""

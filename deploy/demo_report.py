@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from headrace.deploy.console import out as console
 from rich.columns import Columns
-from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -16,16 +16,15 @@ SHOWN_TYPES = 15
 """Rows of the table of types."""
 BAR_WIDTH = 30
 
-console = Console()
-
 
 def print_report(run: Run) -> None:
     """Print the types found, rate, latencies, batch sizes and how many answers are equal."""
-    console.print(Columns([_types(run), _batches(run), _figures(run)], padding=(1, 3)))
+    tables = Columns([_types(run), _batches(run), _figures(run)], padding=(1, 3))
+    console.print(tables, soft_wrap=False)
     for path, got, wanted in run.different[:10]:
-        console.print(f"[red]{path}: answered {got!r}, Magika says {wanted!r}[/]", highlight=False)
+        console.print(f"[red]{path}: answered {got!r}, Magika says {wanted!r}[/]")
     if run.http_text:
-        console.print(run.http_text, highlight=False)
+        console.print(run.http_text)
     compared = len(run.jobs) - run.changed
     if run.is_good:
         console.print(f"[bold green]All {run.equal} of {compared} answers equal Magika's own.[/]")

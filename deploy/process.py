@@ -47,6 +47,9 @@ from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger(__name__)
 
+LEAVE_S = 10.0
+"""Seconds after the exit time-out for taking back status records and closing connections."""
+
 READY_POLL_S = 0.05
 """How often a start looks whether all is ready, to say so."""
 
@@ -108,15 +111,20 @@ def worker_settings(settings: Settings) -> WorkerSettings:
 
 def _stop_at_signals(stop: asyncio.Event, exit_timeout_secs: int) -> None:
     """Let the first signal stop gracefully and the second end the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def end(why: str) -> None:
+        errors.print(f"{why}; what was in flight is read again at the next start.")
+        os._exit(1)  # the embedded broker ends with its parent, however that ends
 
     def stopping() -> None:
         if stop.is_set():
-            errors.print("Stopped at once; what was in flight is read again at the next start.")
-            os._exit(1)  # the embedded broker ends with its parent, however that ends
+            end("Stopped at once")
         stop.set()
         logger.info("stopping within %d s; a second signal ends at once", exit_timeout_secs)
+        # Each part keeps within its own share; this is for what nobody foresaw, such as a log that hangs.
+        loop.call_later(exit_timeout_secs + LEAVE_S, end, "The stop took too long")
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping)
 

@@ -41,6 +41,13 @@ class Service:
         self.worker_url = f"http://127.0.0.1:{worker}"
         self.log = log
         self.process: asyncio.subprocess.Process | None = None
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Ask it to stop, once: a second signal would end it without a drain."""
+        if self.process is not None and self.process.returncode is None and not self._is_stopping:
+            self._is_stopping = True
+            self.process.send_signal(signal.SIGTERM)
 
     async def is_ready(self) -> bool:
         """Ask whether every model is ready."""
@@ -116,8 +123,7 @@ async def serving(path: Path, log: Path, options: Sequence[str] = ()) -> AsyncIt
         await _until_ready(service, process, log)
         yield service
     finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
+        service.stop()
         try:
             status = await asyncio.wait_for(process.wait(), STOP_S)
         except TimeoutError:

@@ -64,4 +64,4 @@ def print_welcome(settings: Settings, addresses: Addresses, repository: Reposito
     table = Table.grid(padding=(0, 2))
     for name, text in rows:
         table.add_row(Text(name, "bold"), Text(text))
-    out.print(table, soft_wrap=False, width=out.width if out.is_terminal else 160)
+    out.print(table, soft_wrap=False)

@@ -15,7 +15,8 @@ import pytest_asyncio
 from affine_model import save_affine
 from headrace.deploy.serving import serving
 
-pytestmark = [pytest.mark.embedded, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.embedded
+in_module_loop = pytest.mark.asyncio(loop_scope="module")  # the service is started once
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -80,12 +81,14 @@ def test_the_two_commands_exist(command):
     assert planned.returncode == 0, planned.stderr
 
 
+@in_module_loop
 @pytest.mark.parametrize("command", ASKING)
 async def test_each_command_answers(command, service):
     printed = run(command, service)
     assert "my_model" in printed
 
 
+@in_module_loop
 async def test_curl_answers_with_the_models_values(service):
     (command,) = [c for c in ASKING if c.startswith("curl") and "/infer" in c]
     response = json.loads(run(command, service))
@@ -93,6 +96,7 @@ async def test_curl_answers_with_the_models_values(service):
     assert response["outputs"][0]["data"] == [3.0, 5.0, 7.0, 9.0]
 
 
+@in_module_loop
 async def test_the_plain_program_gets_its_answer_from_the_results_topic(service, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(with_addresses(PROGRAMS[0], service))
@@ -101,6 +105,7 @@ async def test_the_plain_program_gets_its_answer_from_the_results_topic(service,
     assert "[3.0, 5.0, 7.0, 9.0]" in printed
 
 
+@in_module_loop
 async def test_the_same_is_served_from_a_kafka_that_is_named(service, tmp_path):
     """The README's line with ``--bootstrap-servers``; the broker is the first service's."""
     (line,) = re.findall(r"`headrace serve (\S+) (--bootstrap-servers) \S+`", README)

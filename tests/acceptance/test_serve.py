@@ -101,7 +101,7 @@ async def test_a_stop_in_the_middle_answers_what_is_in_flight(tmp_path):
 
         calls = [asyncio.create_task(ask()) for _ in range(20)]
         await calls[0]
-        service.process.send_signal(signal.SIGTERM)
+        service.stop()
         statuses = await asyncio.gather(*calls, return_exceptions=True)
     answered = [status for status in statuses if isinstance(status, int)]
     assert answered
