@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Self
 
 from aiokafka.conn import create_conn
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, UnsupportedSaslMechanismError
 from headrace.schemas.errors import ConfigError, LogError
 from headrace.schemas.record import TP
 from headrace.streams.kafka_admin import KafkaAdmin
@@ -186,6 +186,11 @@ class KafkaLog:
                     LogError(
                         f"{server}: no answer within {self._connect_timeout_s:g} s", retriable=True
                     )
+                )
+            except UnsupportedSaslMechanismError:
+                wanted = arguments.get("sasl_mechanism")
+                failures.append(
+                    LogError(f"{server} does not offer sasl.mechanism {wanted}", retriable=False)
                 )
             except (OSError, KafkaError) as exc:
                 failures.append(translated(exc, f"connecting to {server}"))

@@ -128,7 +128,9 @@ class KafkaDelivery:
                     await turns.enter_async_context(self._turns.setdefault(owner, asyncio.Lock()))
                 taken = _take(self._outs, owners)
                 late = _take(self._late, owners)
-                earlier = {self._last[owner] for owner in owners if owner in self._last}
+                # One that has failed by now has put its records back, and they were just taken.
+                last = {self._last[owner] for owner in owners if owner in self._last}
+                earlier = {settled for settled in last if not settled.done()}
                 self._last.update(dict.fromkeys(owners, acknowledged))
                 batches = await self._producer.batches(_flat(taken))
                 late_batches = await self._producer.batches(_flat(late))
@@ -156,7 +158,9 @@ class KafkaDelivery:
 
     def _commit_soon(self) -> None:
         self._due.set()
-        if self._committer is None or self._committer.done():
+        if self._committer is not None and self._committer.done():
+            self._committer.result()  # it ends only by a bug
+        if self._committer is None:
             self._committer = asyncio.create_task(self._commit_every_interval())
 
     async def _commit_every_interval(self) -> None:

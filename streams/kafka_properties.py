@@ -3,8 +3,6 @@
 Every name of Kafka's is either translated, or ignored with a warning where it changes nothing that one could
 notice, or refused with the reason; a name that is not Kafka's is refused with a suggestion. Names of librdkafka
 for certificates and passwords are understood, too.
-
-Source: Apache Kafka 4.1, consumer, producer and SSL configuration.
 """
 
 from __future__ import annotations
@@ -12,169 +10,26 @@ from __future__ import annotations
 import difflib
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from headrace.schemas.errors import ConfigError
+from headrace.streams.kafka_names import (
+    CLIENT,
+    EXPECTED,
+    FETCH,
+    GROUP,
+    HARMLESS_VALUES,
+    IGNORED,
+    PRODUCER,
+    REFUSED,
+    SECURITY,
+    Parse,
+    Value,
+)
 
 ENVIRONMENT_PREFIX = "HEADRACE_KAFKA_"
-DEFAULT_BATCH_BYTES = 512 * 1024
-DEFAULT_REQUEST_BYTES = 1_048_576
-
-Value: TypeAlias = object
-Parse: TypeAlias = Callable[[str], Value]
-
-
-def _whole(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-def _one_of(*words: str) -> Parse:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(text)
-        return text
-
-    parse.__doc__ = "one of " + ", ".join(words)
-    return parse
-
-
-def _compression(text: str) -> str | None:
-    return None if text == "none" else str(_one_of("gzip", "snappy", "lz4", "zstd")(text))
-
-
-EXPECTED: Mapping[Parse, str] = {
-    _whole: "expected a whole number, 0 or more",
-    _truth: "expected true or false",
-    _compression: "expected one of none, gzip, snappy, lz4, zstd",
-}
-
-# Property → aiokafka's argument, parser, default (None: aiokafka's own).
-CLIENT: Mapping[str, tuple[str, Parse, str | None]] = {
-    "client.id": ("client_id", str, "headrace"),
-    "request.timeout.ms": ("request_timeout_ms", _whole, "30000"),
-    "metadata.max.age.ms": ("metadata_max_age_ms", _whole, "300000"),
-    "retry.backoff.ms": ("retry_backoff_ms", _whole, "100"),
-    "connections.max.idle.ms": ("connections_max_idle_ms", _whole, "540000"),
-}
-# Of every reader, and of group members.
-FETCH: Mapping[str, tuple[str, Parse, str | None]] = {
-    "fetch.min.bytes": ("fetch_min_bytes", _whole, "1"),
-    "fetch.max.bytes": ("fetch_max_bytes", _whole, "52428800"),
-    "fetch.max.wait.ms": ("fetch_max_wait_ms", _whole, "500"),
-    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _whole, "1048576"),
-    "check.crcs": ("check_crcs", _truth, "true"),
-    "client.rack": ("client_rack", str, None),
-}
-GROUP: Mapping[str, tuple[str, Parse, str | None]] = {
-    "group.instance.id": ("group_instance_id", str, None),
-    "session.timeout.ms": ("session_timeout_ms", _whole, "45000"),
-    "heartbeat.interval.ms": ("heartbeat_interval_ms", _whole, "3000"),
-    "max.poll.interval.ms": ("max_poll_interval_ms", _whole, "300000"),
-    "auto.offset.reset": (
-        "auto_offset_reset",
-        _one_of("earliest", "latest", "none"),
-        "earliest",
-    ),
-}
-PRODUCER: Mapping[str, tuple[str, Parse, str | None]] = {
-    "compression.type": ("compression_type", _compression, None),
-    "linger.ms": ("linger_ms", _whole, "0"),
-    "batch.size": ("max_batch_size", _whole, str(DEFAULT_BATCH_BYTES)),
-    "max.request.size": ("max_request_size", _whole, str(DEFAULT_REQUEST_BYTES)),
-    "enable.idempotence": ("enable_idempotence", _truth, "false"),
-}
-SECURITY = frozenset(
-    {
-        "security.protocol",
-        "sasl.mechanism",
-        "sasl.mechanisms",
-        "sasl.jaas.config",
-        "sasl.username",
-        "sasl.password",
-        "ssl.truststore.location",
-        "ssl.truststore.type",
-        "ssl.truststore.certificates",
-        "ssl.truststore.password",
-        "ssl.keystore.location",
-        "ssl.keystore.type",
-        "ssl.keystore.key",
-        "ssl.keystore.certificate.chain",
-        "ssl.keystore.password",
-        "ssl.key.password",
-        "ssl.ca.location",
-        "ssl.certificate.location",
-        "ssl.key.location",
-        "ssl.endpoint.identification.algorithm",
-    }
-)
-IGNORED: Mapping[str, str] = {
-    "max.poll.records": "polls are as large as the batcher takes",
-    "retries": "produces are retried until request.timeout.ms",
-    "delivery.timeout.ms": "produces are retried until request.timeout.ms",
-    "buffer.memory": "what is in flight is bounded by the worker",
-    "max.block.ms": "request.timeout.ms bounds it",
-    "max.in.flight.requests.per.connection": "one request per broker is in flight, so order holds",
-    "reconnect.backoff.ms": "retry.backoff.ms is used",
-    "reconnect.backoff.max.ms": "retry.backoff.ms is used",
-    "retry.backoff.max.ms": "retry.backoff.ms is used",
-    "default.api.timeout.ms": "request.timeout.ms is used",
-    "send.buffer.bytes": "the system's default is used",
-    "receive.buffer.bytes": "the system's default is used",
-    "socket.connection.setup.timeout.ms": "request.timeout.ms is used",
-    "socket.connection.setup.timeout.max.ms": "request.timeout.ms is used",
-    "client.dns.lookup": "the system's resolver is used",
-    "allow.auto.create.topics": "clients never create topics; Headrace creates its own with their settings",
-    "exclude.internal.topics": "topics are named, never matched",
-    "key.serializer": "Headrace writes bytes",
-    "value.serializer": "Headrace writes bytes",
-    "key.deserializer": "Headrace reads bytes",
-    "value.deserializer": "Headrace reads bytes",
-    "metric.reporters": "see Headrace's own metrics",
-    "metrics.num.samples": "see Headrace's own metrics",
-    "metrics.recording.level": "see Headrace's own metrics",
-    "metrics.sample.window.ms": "see Headrace's own metrics",
-    "enable.metrics.push": "see Headrace's own metrics",
-    "auto.include.jmx.reporter": "see Headrace's own metrics",
-    "ssl.protocol": "the newest TLS that both sides know is used",
-    "ssl.enabled.protocols": "TLS 1.2 and newer are used",
-    "ssl.cipher.suites": "the system's default is used",
-    "ssl.provider": "it is Java's",
-    "ssl.keymanager.algorithm": "it is Java's",
-    "ssl.trustmanager.algorithm": "it is Java's",
-    "ssl.secure.random.implementation": "it is Java's",
-    "security.providers": "it is Java's",
-    "auto.commit.interval.ms": "Headrace commits what is answered, see commit-interval",
-}
-REFUSED: Mapping[str, str] = {
-    "group.id": "Headrace names its consumer groups <prefix>.<model>",
-    "enable.auto.commit": "Headrace commits only what is answered",
-    "isolation.level": "Headrace chooses it by what it reads",
-    "partition.assignment.strategy": "Headrace uses the sticky assignor",
-    "group.protocol": "Headrace uses the classic protocol",
-    "group.remote.assignor": "Headrace uses the classic protocol",
-    "transactional.id": "Headrace names its transactions",
-    "transaction.timeout.ms": "Headrace bounds its transactions",
-    "transaction.two.phase.commit.enable": "Headrace bounds its transactions",
-    "interceptor.classes": "Java classes cannot be loaded",
-    "partitioner.class": "Java classes cannot be loaded; a result goes to its request's partition number",
-    "ssl.engine.factory.class": "Java classes cannot be loaded",
-    "sasl.client.callback.handler.class": "Java classes cannot be loaded",
-    "sasl.login.callback.handler.class": "Java classes cannot be loaded",
-    "sasl.login.class": "Java classes cannot be loaded",
-    "sasl.kerberos.service.name": "GSSAPI is not supported; use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512",
-    "sasl.oauthbearer.token.endpoint.url": "OAUTHBEARER is not supported; use PLAIN or SCRAM-SHA-512",
-}
-HARMLESS_VALUES: Mapping[str, str] = {"enable.auto.commit": "false", "group.protocol": "classic"}
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
@@ -342,7 +197,10 @@ def _sasl(properties: Mapping[str, str], file: str) -> dict[str, Value]:
             f"expected one of {', '.join(MECHANISMS)}", file=file, field=name, value=mechanism
         )
     jaas = properties.get("sasl.jaas.config", "")
-    found = dict(re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', jaas))
+    found = {
+        name: re.sub(r"\\(.)", r"\1", value)
+        for name, value in re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', jaas)
+    }
     user = properties.get("sasl.username", found.get("username"))
     password = properties.get("sasl.password", found.get("password"))
     if user is None or password is None:

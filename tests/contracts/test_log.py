@@ -589,6 +589,30 @@ class TestDelivery:
         async with log.reader({TP(topic, 0): Span(EARLIEST, count)}) as reader:
             return [r.value for r in records_of(await read(reader, count))]
 
+    async def test_a_failed_settle_commits_nothing_and_the_next_one_publishes_again(
+        self, log, topic, unique
+    ):
+        """B22: the records of a failed settle stay buffered, those of its neighbours too, and none is lost."""
+        target, absent = unique("target"), unique("absent")
+        await log.ensure([TopicSpec(target, 1)])
+        worker, source = join(log, f"g-{topic}", topic)
+        owner = TP(topic, 0)
+        async with source:
+            delivery = log.delivery(source, Mode.AT_LEAST_ONCE)
+            delivery.put(owner, outs(target, 0, 2))
+            delivery.put(owner, outs(absent, 0, 1))
+            for _ in range(2):
+                with pytest.raises(LogError, match=absent):
+                    await delivery.settle({owner: Position(3, "", worker.epochs[owner])})
+                assert (await source.committed({owner}))[owner] is None
+            await log.ensure([TopicSpec(absent, 1)])
+            for offset in (3, 4):
+                done = await delivery.settle({owner: Position(offset, "", worker.epochs[owner])})
+                assert done == {owner: Outcome.SETTLED}
+                assert (await source.committed({owner}))[owner].offset == offset
+            assert await self._values(log, target, 2) == [b"0", b"1"]
+            assert await self._values(log, absent, 1) == [b"0"]
+
     async def test_settles_may_overlap_and_each_owner_keeps_its_order(self, log, topic, unique):
         """A hundred settles at once over two owners: per owner in the order of the calls, the last position wins."""
         target = unique("target")
