@@ -121,13 +121,14 @@ class Batch:
         rows: Rows in total.
     """
 
-    __slots__ = ("entries", "rows", "signature")
+    __slots__ = ("_inputs", "entries", "rows", "signature")
 
     def __init__(self, signature: Signature, entries: Sequence[Entry | None]) -> None:
         """Gather entries; nothing is copied until a column is asked for."""
         self.signature = signature
         self.entries = entries
         self.rows = sum([1 if entry is None else entry.rows for entry in entries])
+        self._inputs: dict[str, Array] | None = None
 
     def __len__(self) -> int:
         """Return the number of entries, padding included."""
@@ -180,7 +181,12 @@ class Batch:
         )
 
     def inputs(self) -> dict[str, Array]:
-        """Return every present input by name, ragged helper tensors included (SEMANTICS §1.4)."""
+        """Return every present input by name, ragged helper tensors included (SEMANTICS §1.4).
+
+        Joined once and kept: whoever asks again gets the same arrays, and must not write to them.
+        """
+        if self._inputs is not None:
+            return self._inputs
         columns: dict[str, Array] = {}
         for spec in self.signature.inputs:
             column = self.column(spec.index)
@@ -189,6 +195,7 @@ class Batch:
         for helper in self.signature.batch_inputs:
             array = helper_input(helper, self)
             columns.update(dict.fromkeys(helper.target_names, array))
+        self._inputs = columns
         return columns
 
     def wants(self, name: str) -> bool:
