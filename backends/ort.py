@@ -29,6 +29,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 logger = logging.getLogger(__name__)
 
+# Its wheels report usage to their vendor over the network unless told not to; which models somebody serves is
+# nobody else's business.
+onnxruntime.disable_telemetry_events()
+
 DISTRIBUTIONS = (
     "onnxruntime",
     "onnxruntime-gpu",
