@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from headrace.schemas.codec import decode_response, encode_request
-from headrace.schemas.errors import BackendError, InferError, TooLarge
+from headrace.schemas.errors import (
+    BackendError,
+    DeadlineExceeded,
+    InferError,
+    LogError,
+    Reason,
+    TooLarge,
+    Unavailable,
+)
 from headrace.schemas.headers import RequestOptions, find_header
 from headrace.schemas.infer import InferRequest, InferResponse, RequestedOutput
 from headrace.schemas.record import AVRO, STATUS, Out, Record
@@ -76,6 +84,18 @@ def read_answer(record: Record) -> InferResponse:
             f"the answer at {record.topic}/{record.partition}/{record.offset} cannot be read: "
             f"{error.detail}"
         ) from error
+
+
+def not_produced(model: str, error: LogError) -> Unavailable:
+    """Return the error of a call whose request the log did not take."""
+    return Unavailable(f"the request for model '{model}' could not be produced: {error.detail}")
+
+
+def expired() -> DeadlineExceeded:
+    """Return the error of a call that nobody answered in time (FAULTS B63)."""
+    return DeadlineExceeded(
+        "the call's deadline passed before an answer came", reason=Reason.DEADLINE_PASSED
+    )
 
 
 def _without_parameters(output: RequestedOutput) -> RequestedOutput:

@@ -9,13 +9,12 @@ there (DESIGN §11). HTTP and gRPC live elsewhere; errors here are `InferError` 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import logging
 import secrets
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from headrace.schemas.errors import (
@@ -32,7 +31,13 @@ from headrace.schemas.headers import RequestOptions, find_header
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import CORRELATION_ID, Header, Record
 from headrace.streams.announce import Announcer
-from headrace.streams.call_records import check_size, read_answer, request_record
+from headrace.streams.call_records import (
+    check_size,
+    expired,
+    not_produced,
+    read_answer,
+    request_record,
+)
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.fleet import Fleet
 from headrace.streams.log import Log
@@ -87,6 +92,7 @@ class Gateway:
         settings: As given.
         gateway_id: Its name.
         fleet: What workers say.
+        is_draining: New calls are refused for good.
         refused: Calls that ended before anything was produced, by reason.
         abandoned: Calls whose caller went away, each cancelled by a record.
     """
@@ -123,7 +129,7 @@ class Gateway:
             on_reply=self._on_reply,
         )
         self._turn = itertools.count(secrets.randbelow(2**16))
-        self._is_draining = False
+        self.is_draining = False
         self._idle = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -154,10 +160,9 @@ class Gateway:
 
     async def __aexit__(self, *_exc: object) -> None:
         """Answer what is open with 503, leave the status topic and close; drain first if you can."""
-        self._is_draining = True
+        self.is_draining = True
         for future in self._pending.close():
-            if not future.done():
-                future.set_exception(Unavailable(STOPPING, reason=Reason.DRAINING))
+            _fail(future, Unavailable(STOPPING, reason=Reason.DRAINING))
         if self._timer is not None:
             self._timer.cancel()
         for loop in self._loops:
@@ -189,11 +194,6 @@ class Gateway:
         return self._pending.foreign
 
     @property
-    def is_draining(self) -> bool:
-        """Whether new calls are refused for good."""
-        return self._is_draining
-
-    @property
     def is_listening(self) -> bool:
         """Whether a call could be answered: the fleet is known and our read position on the replies too."""
         return self._watch.caught_up.is_set() and self._replies.listening.is_set()
@@ -202,7 +202,7 @@ class Gateway:
         """Whether this gateway and, as configured, the fleet are ready (SEMANTICS SV-02)."""
         return (
             self.is_listening
-            and not self._is_draining
+            and not self.is_draining
             and self.fleet.is_ready(self._clock_ms(), strict=self.settings.strict_readiness)
         )
 
@@ -226,7 +226,7 @@ class Gateway:
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for open ones (FAULTS B68); False when some are still open after that long."""
-        self._is_draining = True
+        self.is_draining = True
         if self._pending:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -314,7 +314,7 @@ class Gateway:
             out = request_record(route, version, request, options, spread=next(self._turn))
             check_size(model, out, self.settings.max_record_bytes)
             self._wake_at(deadline_s)
-            self._outbox.send(out, lambda error: _fail(future, model, error))
+            self._outbox.send(out, lambda error: _fail(future, not_produced(model, error)))
             response = await future
         except asyncio.CancelledError:
             self._cancel(model, correlation_id)
@@ -323,11 +323,9 @@ class Gateway:
             self._pending.discard(correlation_id)
             if load is not None:
                 load.closed(token)
-            if self._is_draining and not self._pending:
+            if self.is_draining and not self._pending:
                 self._idle.set()
-        if response.id != request.id:
-            response = dataclasses.replace(response, id=request.id)
-        return response
+        return response if response.id == request.id else replace(response, id=request.id)
 
     def _admit(self, route: Route, request: InferRequest) -> None:
         """Refuse what would surely be refused behind the log (FAULTS B53, SEMANTICS QT-01).
@@ -335,12 +333,11 @@ class Gateway:
         Raises:
             InferError: Why.
         """
-        if self._is_draining:
+        if self.is_draining:
             raise Unavailable(STOPPING, reason=Reason.DRAINING)
         if not self.is_listening:
             raise Unavailable(
-                f"the gateway does not read its replies on topic {self._topology.replies} at the "
-                "moment: try again later"
+                f"the gateway does not read its replies on topic {self._topology.replies} now"
             )
         if route.config.decoupled:
             raise Unsupported(
@@ -383,15 +380,8 @@ class Gateway:
         self._timer = None
         now_ns = int(asyncio.get_running_loop().time() * 1e9)
         for future in self._pending.expire(now_ns):
-            if not future.done():
-                future.set_exception(
-                    DeadlineExceeded(
-                        "the call's deadline passed before an answer came",
-                        reason=Reason.DEADLINE_PASSED,
-                    )
-                )
-        wake_at = self._pending.wake_at()
-        if wake_at is not None:
+            _fail(future, expired())
+        if (wake_at := self._pending.wake_at()) is not None:
             # A moment later, so that the clock's rounding does not wake us too early again and again.
             self._wake_at(wake_at / 1e9 + 0.0005)
 
@@ -406,9 +396,7 @@ class Gateway:
                 logger.warning("the gateway's status was not written: %s", error)
 
 
-def _fail(future: asyncio.Future[InferResponse], model: str, error: LogError) -> None:
-    """End a call whose request could not be produced."""
+def _fail(future: asyncio.Future[InferResponse], error: InferError) -> None:
+    """End a call that has not ended yet."""
     if not future.done():
-        future.set_exception(
-            Unavailable(f"the request for model '{model}' could not be produced: {error.detail}")
-        )
+        future.set_exception(error)
