@@ -171,7 +171,13 @@ class GoesBackwards(OffsetLedger):
 def test_a_planted_bug_is_found(planted: type[OffsetLedger]) -> None:
     """The property can fail."""
     with pytest.raises(AssertionError):
-        hold(planted, max_examples=300, phases=(Phase.generate,), report_multiple_bugs=False)
+        hold(
+            planted,
+            max_examples=300,
+            derandomize=True,
+            phases=(Phase.generate,),
+            report_multiple_bugs=False,
+        )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -196,9 +202,9 @@ def test_B14_a_fifth_never_finishes(seed: int) -> None:
     assert {place.offset for place in after.admit(rest)} == unfinished
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
-    st.integers(100, 400),
+    st.integers(100, 200),
     st.integers(1, 8),
     st.sampled_from([(1,), (1, 2), (1, 1, 1, 30), (1, 500, 70_000), (5, 2, 3)]),
     st.randoms(use_true_random=False),
@@ -211,14 +217,14 @@ def test_B20_the_metadata_fits_in_any_order(
     ledger.begin(0)
     at = 0
     left: list[int] = []
-    while ledger.may_admit() and len(left) < 2000:
+    while ledger.may_admit() and len(left) < 1000:
         offsets = list(range(at, at + block))
         ledger.admit([Place(offset) for offset in offsets])
         left += offsets
         at += block - 1 + luck.choice(steps)
     luck.shuffle(left)
     while left:
-        some = luck.randint(1, 1 + len(left) // 20)
+        some = luck.randint(1, 1 + len(left) // 10)
         ledger.finish(left[-some:])
         del left[-some:]
         position = ledger.position()
