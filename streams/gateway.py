@@ -86,7 +86,7 @@ class Observer(Protocol):
 
 
 class Gateway:
-    """See the module's docstring. An async context manager; `ready` tells when calls may come.
+    """See the module's docstring. An async context manager; `is_ready` tells when calls may come.
 
     Attributes:
         settings: As given.
@@ -301,8 +301,7 @@ class Gateway:
         except InferError as error:
             self.refused[error.reason] += 1
             raise
-        load = route.load(request.priority)
-        token = load.opened() if load is not None else 0
+        token = load.opened() if (load := route.load(request.priority)) is not None else 0
         try:
             options = RequestOptions(
                 deadline_ms=now_ms + left_ms,
