@@ -156,20 +156,29 @@ async def test_B1_a_member_that_has_everything_paused_is_not_idle(kafka_properti
             assert await source.poll(10, 5)
 
 
-async def test_groups_of_one_process_keep_their_own_stickiness(kafka_properties, unique):
+async def test_members_of_one_process_each_keep_what_they_had(kafka_properties, unique):
     """aiokafka's sticky assignor keeps its state in the class; each source here has a class of its own."""
-    names = [unique("t"), unique("t")]
+    name = unique("t")
     async with KafkaLog(kafka_properties) as log:
-        await log.ensure([TopicSpec(name, 4) for name in names])
-        workers = [member(log, f"g-{name}", name) for name in names]
-        async with workers[0][1] as first, workers[1][1] as second:
-            had = set(first.assignment())
-            other_worker, other = member(log, f"g-{names[0]}", names[0])
-            async with other:
-                await poll_until(first, lambda: len(first.assignment()) == 2)
-                assert set(first.assignment()) < had
-                assert {tp.topic for tp in other_worker.epochs} == {names[0]}
-            assert {tp.topic for tp in second.assignment()} == {names[1]}
+        await log.ensure([TopicSpec(name, 6)])
+        _, first = member(log, f"g-{name}", name)
+        _, second = member(log, f"g-{name}", name)
+        async with first, second:
+            await poll_until(first, lambda: len(first.assignment()) == 3)
+            had = set(first.assignment()), set(second.assignment())
+            for _ in range(3):
+                epoch = max(first.assignment().values())
+                first._consumer._coordinator.request_rejoin()
+                await poll_until(
+                    first,
+                    lambda epoch=epoch: (
+                        first.assignment()
+                        and second.assignment()
+                        and min(*first.assignment().values(), *second.assignment().values())
+                        > epoch
+                    ),
+                )
+                assert (set(first.assignment()), set(second.assignment())) == had
 
 
 async def test_committed_metadata_is_there_for_other_clients_too(kafka_properties, topic):
