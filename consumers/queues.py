@@ -276,11 +276,16 @@ class EntryQueue:
             taken = self._default.main.pop(count)
         else:
             taken = []
-            for line in self._lines():
-                taken += line.pop(count - len(taken))
+            emptied: list[int] = []
+            for number in self._order:
+                level = self._levels[number]
+                taken += level.main.pop(count - len(taken))
+                taken += level.late.pop(count - len(taken))
+                if not level:
+                    emptied.append(number)
                 if len(taken) == count:
                     break
-            for number in [n for n in self._order if not self._levels[n]]:
+            for number in emptied:
                 self._close(number)
         self._size -= len(taken)
         self.breaks += 1

@@ -277,6 +277,21 @@ def test_levels_exist_only_while_they_hold_something() -> None:
         assert len(batcher._levels) == len(batcher._order) == 1
 
 
+def test_queue_lengths_by_level() -> None:
+    """What a status record shows: each level in use with its length and bound, the default one always."""
+    config = batching(
+        8,
+        priority_levels=5,
+        default_priority_level=2,
+        default_queue_policy=QueuePolicy(max_queue_size=9),
+        priority_queue_policy={4: QueuePolicy()},
+    )
+    batcher = DynamicBatcher(MODEL, config)
+    assert list(batcher.queues()) == [(2, 0, 9)]
+    batcher.offer([entry(priority=4), entry(priority=1), entry(priority=4)], 0)
+    assert list(batcher.queues()) == [(1, 1, 9), (2, 0, 9), (4, 2, 0)]
+
+
 def test_QT07_and_B64_cancelled_requests_are_skipped() -> None:
     """FAULTS B64: a cancelled one is answered CANCELLED and never executes; others with no id stay."""
     batcher = policy()
