@@ -8,6 +8,8 @@ property). It never raises and never accepts BYTES inputs, whose content needs a
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from headrace.schemas.avro import request_pieces
 from headrace.schemas.batch import Entry
 from headrace.schemas.infer import InferRequest
@@ -151,20 +153,21 @@ class Layouts:
 
 def request_fields(request: InferRequest) -> tuple[tuple[str, object], ...]:
     """Return what a value says of an entry beside tensors and id; a header that says the same thing wins."""
-    return tuple(
-        (name, value)
-        for name in (
-            "outputs",
-            "parameters",
-            "sequence_id",
-            "sequence_start",
-            "sequence_end",
-            "priority",
-            "timeout_us",
-            "binary_data_output",
-        )
-        if (value := getattr(request, name))
-    )
+    values = _values_of(request)
+    return tuple([pair for pair in zip(_FIELDS, values, strict=True) if pair[1]])
+
+
+_FIELDS = (
+    "outputs",
+    "parameters",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "priority",
+    "timeout_us",
+    "binary_data_output",
+)
+_values_of = attrgetter(*_FIELDS)
 
 
 def _layout(request: InferRequest, signature: Signature, pieces: list[Buffer]) -> Layout:

@@ -227,10 +227,13 @@ class Signature:
                     f"'{self.model_name}': expected {rows}, got {shape[0]}"
                 )
             rows, shape = shape[0], shape[1:]
-        if len(shape) != len(spec.dims) or any(
-            size < 0 or (dim >= 0 and dim != size)
-            for dim, size in zip(spec.dims, shape, strict=True)
-        ):
+        if spec.fixed:
+            fits = shape == spec.dims
+        else:
+            fits = len(shape) == len(spec.dims) and all(
+                size >= 0 and dim in (-1, size) for dim, size in zip(spec.dims, shape, strict=True)
+            )
+        if not fits:
             raise self._shape_error(spec, tensor)
         check_data(spec.name, spec.datatype, tensor.shape, tensor.data)
         return rows, spec.dims if spec.fixed else shape

@@ -97,11 +97,14 @@ def datatype_of(name: str) -> Datatype:
     Raises:
         InvalidRequest: No such datatype; the sentence lists those that exist.
     """
-    try:
-        return Datatype(name)
-    except ValueError:
+    found = _BY_NAME.get(name)
+    if found is None:
         known = ", ".join(Datatype)
-        raise InvalidRequest(f"datatype {name!r} is unknown, expected one of {known}") from None
+        raise InvalidRequest(f"datatype {name[:40]!r} is unknown, expected one of {known}")
+    return found
+
+
+_BY_NAME = {datatype.value: datatype for datatype in Datatype}
 
 
 def element_count(shape: Sequence[int]) -> int:
