@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from headrace.consumers.batcher import Refusal
-from headrace.consumers.dead_letters import dead_letter
+from headrace.consumers.dead_letters import dead_letter, record_bytes
 from headrace.consumers.decoupled import numbered
 from headrace.consumers.execution import Execution, Part
 from headrace.consumers.observe import ModelObserver
@@ -21,10 +21,13 @@ from headrace.consumers.scheduler import Scheduler
 from headrace.consumers.settings import Clock
 from headrace.consumers.settle import Settler
 from headrace.schemas.batch import Batch, Entry, Responses
-from headrace.schemas.errors import BackendError, InferError
+from headrace.schemas.errors import BackendError, InferError, TooLarge
 from headrace.schemas.record import TP, Headers, Out
 
 logger = logging.getLogger(__name__)
+
+HEADER_ROOM_BYTES = 64 * 1024
+"""Within this much of the limit, an answer's size is computed exactly."""
 
 Answer: TypeAlias = tuple[Entry, bytes, Headers]
 Ordering: TypeAlias = PreserveOrdering[list[Answer]]
@@ -97,6 +100,7 @@ class Answering:
         placement: Placement,
         encode_error: ErrorEncoder,
         dead_letters: tuple[str, int],
+        max_record_bytes: int,
         clock: Clock,
     ) -> None:
         """Keep the parts; versions are added by whoever loads them.
@@ -106,6 +110,7 @@ class Answering:
             placement: Where answers go.
             encode_error: Writes error answers.
             dead_letters: Topic and partition count of dead letters.
+            max_record_bytes: Largest record that the log publishes, key and headers included.
             clock: Time.
         """
         self.versions: dict[int, Version] = {}
@@ -113,6 +118,7 @@ class Answering:
         self._placement = placement
         self._encode_error = encode_error
         self._dead_letters = dead_letters
+        self._max_bytes = max_record_bytes
         self._clock = clock
         self._partitions: Mapping[TP, Partition] = {}
         self._settler: Settler | None = None
@@ -210,20 +216,7 @@ class Answering:
             finished.append(entry)
             errors[id(entry)] = error
             self._count_refusal(entry, error)
-        topic, partitions = self._dead_letters
-        copies = [
-            (
-                entry,
-                dead_letter(
-                    entry,
-                    errors[id(entry)],
-                    model_name=self._model_name,
-                    topic=topic,
-                    partitions=partitions,
-                ),
-            )
-            for entry in dead_letters
-        ]
+        copies = [(entry, self._dead_letter(entry, errors[id(entry)])) for entry in dead_letters]
         self._publish(answers, finished, copies)
         for version in self.versions.values():
             self._skip(version, finished)
@@ -290,6 +283,7 @@ class Answering:
             return  # between two memberships: whoever reads the records next answers them
         groups: dict[TP, _Group] = {}
         target = self._placement.target
+        limit = self._max_bytes
         at_once = False
         for entry, value, headers in answers:
             group = groups.get(entry.tp) or self._group(groups, entry.tp)
@@ -297,7 +291,11 @@ class Answering:
                 continue
             topic, partition = target(entry)
             at_once = at_once or entry.reply_topic != ""
-            group.outs.append(Out(topic, partition, entry.record.key, value, headers))
+            key = entry.record.key
+            out = Out(topic, partition, key, value, headers)
+            if len(value) + (0 if key is None else len(key)) + HEADER_ROOM_BYTES > limit:
+                self._bound(entry, out)
+            group.outs.append(out)
         for entry, out in copies:
             group = groups.get(entry.tp) or self._group(groups, entry.tp)
             if group.epoch == entry.epoch:
@@ -308,6 +306,26 @@ class Answering:
             if group.part is not None and group.offsets:
                 settler.put(group.part, group.outs, group.offsets, group.size)
         settler.schedule(at_once=at_once or self.idle())
+
+    def _bound(self, entry: Entry, out: Out) -> None:
+        """Make an answer that does not fit into a record a `too_large` error instead (FAULTS B57)."""
+        size = record_bytes(out.key, out.value, out.headers)
+        if size > self._max_bytes:
+            error = TooLarge(
+                f"the answer of {size} bytes is above the limit of {self._max_bytes} bytes of a "
+                "record (max.request.size)"
+            )
+            out.value, out.headers = self._error(entry, error, entry.model_version)
+
+    def _dead_letter(self, entry: Entry, error: InferError) -> Out:
+        topic, partitions = self._dead_letters
+        return dead_letter(
+            entry,
+            error,
+            model_name=self._model_name,
+            target=TP(topic, entry.tp.partition % partitions),
+            max_record_bytes=self._max_bytes,
+        )
 
     def _group(self, groups: dict[TP, _Group], tp: TP) -> _Group:
         group = groups[tp] = _Group(self._partitions.get(tp))

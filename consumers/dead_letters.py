@@ -7,15 +7,25 @@ from __future__ import annotations
 
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import InferError
-from headrace.schemas.record import Out
+from headrace.schemas.record import TP, Headers, Out
 
 PREFIX = "dead-letter-"
 MAX_DETAIL_CHARS = 2000
 """An error's sentence in a header is cut there."""
 
 
+RECORD_OVERHEAD_BYTES = 128
+"""What a record of its own batch takes beside key, value and headers, rounded up."""
+
+
+def record_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Return an upper bound of a record's size as the producer counts it, bytes."""
+    size = RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    return size + sum(len(name.encode()) + len(item or b"") + 10 for name, item in headers)
+
+
 def dead_letter(
-    entry: Entry, error: InferError, *, model_name: str, topic: str, partitions: int
+    entry: Entry, error: InferError, *, model_name: str, target: TP, max_record_bytes: int
 ) -> Out:
     """Return the record for the dead-letter topic.
 
@@ -23,8 +33,8 @@ def dead_letter(
         entry: The refused entry; only its record and partition are read.
         error: Why.
         model_name: Whose topic it came from.
-        topic: The dead-letter topic.
-        partitions: Its partition count; the input's partition number is used modulo.
+        target: The dead-letter topic's partition.
+        max_record_bytes: Largest record: a value that our headers push above it is left out, and a header says so.
     """
     record = entry.record
     tp = entry.tp
@@ -40,4 +50,10 @@ def dead_letter(
         (f"{PREFIX}class", type(error).__name__.encode()),
         (f"{PREFIX}attempts", b"1"),
     ]
-    return Out(topic, tp.partition % partitions, record.key, record.value, headers)
+    value = record.value
+    if value is None and record.key is None:
+        value = b""  # neither key nor value is no record; the reason says that the value was null
+    if record_bytes(record.key, value, headers) > max_record_bytes:
+        headers.append((f"{PREFIX}omitted-bytes", str(len(value or b"")).encode()))
+        value = b""
+    return Out(target.topic, target.partition, record.key, value, headers)

@@ -60,6 +60,10 @@ class Placement:
                 while len(self._counts) > self._max_topics:
                     self._counts.popitem(last=False)
 
+    def forget(self) -> None:
+        """Look every reply topic up again: one may have been deleted."""
+        self._counts.clear()
+
     def resolve(self, entry: Entry) -> InvalidRequest | None:
         """Fix an entry's reply partition, or return why its address cannot be used.
 

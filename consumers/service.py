@@ -185,6 +185,7 @@ class Worker:
             placement=placement,
             encode_error=encode_error,
             dead_letters=(topology.dead_letters, dead_letters),
+            max_record_bytes=self._log.max_record_bytes,
             clock=clock,
         )
         for number, version in model.versions.items():

@@ -144,6 +144,7 @@ class ModelWorker:
     async def _serve(self, stop: asyncio.Event) -> None:
         """One membership of the group, from joining to leaving."""
         self.assignment = self._new_assignment()
+        self._placement.forget()
         source = self._log.source(self._group, {self._topic}, self.assignment)
         delivery = self._log.delivery(source, Mode.AT_LEAST_ONCE)
         settler = Settler(

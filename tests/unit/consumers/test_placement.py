@@ -107,9 +107,8 @@ def test_a_dead_letter_keeps_the_original_and_says_where_and_why() -> None:
         b"\xff\x00",
         (("x-a", b"1"), ("dead-letter-reason", b"old")),
     )
-    out = dead_letter(
-        entry, UndecodableRecord("bad bytes"), model_name="m", topic="dead", partitions=4
-    )
+    error = UndecodableRecord("bad bytes")
+    out = dead_letter(entry, error, model_name="m", target=TP("dead", 1), max_record_bytes=1000)
     assert (out.topic, out.partition, out.key, out.value) == ("dead", 1, b"k", b"\xff\x00")
     headers = dict(out.headers)
     assert headers["x-a"] == b"1"
@@ -120,3 +119,40 @@ def test_a_dead_letter_keeps_the_original_and_says_where_and_why() -> None:
     assert headers["dead-letter-model"] == b"m"
     assert headers["dead-letter-attempts"] == b"1"
     assert len([name for name, _ in out.headers if name == "dead-letter-reason"]) == 1
+
+
+def test_a_dead_letter_above_the_limit_says_what_it_leaves_out() -> None:
+    """Our headers must not push a record over the limit and stop the partition."""
+    entry = make_entry()
+    entry.record = PlainRecord(value=b"v" * 900)
+    out = dead_letter(
+        entry,
+        UndecodableRecord("bad"),
+        model_name="m",
+        target=TP("dead", 0),
+        max_record_bytes=1000,
+    )
+    assert out.value == b""
+    assert dict(out.headers)["dead-letter-omitted-bytes"] == b"900"
+
+
+def test_a_dead_letter_without_key_and_value_is_still_a_record() -> None:
+    """A null value without a key cannot be produced: it becomes an empty one."""
+    entry = make_entry()
+    entry.record = PlainRecord(value=None)
+    out = dead_letter(
+        entry,
+        UndecodableRecord("null"),
+        model_name="m",
+        target=TP("dead", 0),
+        max_record_bytes=9000,
+    )
+    assert out.value == b""
+
+
+async def test_forgotten_reply_topics_are_looked_up_again() -> None:
+    """A deleted one must not be believed in for ever."""
+    place = placement(Topics(ok1=1))
+    await place.learn(["ok1"])
+    place.forget()
+    assert place.unknown([entry_for("ok1")]) == {"ok1"}
