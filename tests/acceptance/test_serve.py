@@ -32,7 +32,7 @@ async def run_to_end(*arguments, **environment):
         *(sys.executable, "-m", "headrace.deploy.cli", *map(str, arguments)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, **environment},
+        env={**os.environ, "COLUMNS": "160", **environment},
     )
     async with asyncio.timeout(60):
         printed, _ = await process.communicate()
