@@ -39,10 +39,6 @@ REFUSED = (
         "expected a single model: this release does not chain models, so serve the steps one by one",
     ),
     Rule(
-        "response_cache.enable",
-        "expected false: this release has no response cache, so each request would run the model",
-    ),
-    Rule(
         "model_repository_agents.agents",
         "expected none: this release runs no repository agent, so a checksum, say, would go unchecked",
     ),
@@ -55,10 +51,6 @@ REFUSED = (
         "cc_model_filenames",
         "expected none: this release chooses no file by compute capability, so name one by "
         "default_model_filename",
-    ),
-    Rule(
-        "instance_group.rate_limiter.resources",
-        "expected none: this release has no rate limiter, so what must not run together would",
     ),
     Rule(
         "instance_group.passive",
@@ -99,6 +91,11 @@ HINTS = (
     Rule("optimization.cuda.busy_wait_events", "the execution provider decides"),
     Rule("optimization.cuda.output_copy_stream", "the execution provider decides"),
     Rule("instance_group.host_policy", "the operating system places threads"),
+    Rule("response_cache.enable", "there is no response cache, so each request runs the model"),
+    Rule(
+        "instance_group.rate_limiter.resources",
+        "there is no rate limiter; Triton's own default (--rate-limit=off) passes over it too",
+    ),
     Rule("instance_group.rate_limiter.priority", "instances take turns as they become free"),
     Rule("input.is_non_linear_format_io", "tensors are always linear"),
     Rule("output.is_non_linear_format_io", "tensors are always linear"),

@@ -59,7 +59,6 @@ REFUSALS = [
         ("sequence_batching {}", "sequence_batching", "{}", "no sequence batcher"),
         ("ensemble_scheduling {}", "ensemble_scheduling", "{}", "does not chain models"),
         ('platform: "ensemble"', "platform", "ensemble", "does not chain models"),
-        ("response_cache { enable: true }", "response_cache.enable", "true", "no response cache"),
         ('model_repository_agents { agents { name: "checksum" } }', "model_repository_agents.agents[0]",
          '{name: "checksum"}', "no repository agent"),
         ('model_operations { op_library_filename: "a.so" }', "model_operations.op_library_filename",
@@ -67,8 +66,6 @@ REFUSALS = [
         ('runtime: "x"', "runtime", "x", "expected none"),
         ('cc_model_filenames { key: "8.0" value: "a" }', "cc_model_filenames", "{'8.0': 'a'}",
          "default_model_filename"),
-        ('instance_group [ {}, { rate_limiter { resources { name: "R" count: 1 } } } ]',
-         "instance_group[1].rate_limiter.resources[0]", '{name: "R" count: 1}', "no rate limiter"),
         ("instance_group { passive: true }", "instance_group[0].passive", "true", "expected false"),
         ("instance_group { secondary_devices { device_id: 1 } }", "instance_group[0].secondary_devices[0]",
          "{device_id: 1}", "one device"),
@@ -101,7 +98,9 @@ def test_hints_warn_once_each_and_refuse_nothing():
     text = """optimization { priority: PRIORITY_MAX eager_batching: true gather_kernel_buffer_threshold: 3
         input_pinned_memory { enable: true } output_pinned_memory { enable: false }
         cuda { graphs: true busy_wait_events: true output_copy_stream: true graph_spec { batch_size: 1 } } }
-        instance_group { host_policy: "p" rate_limiter { priority: 2 } }
+        instance_group { host_policy: "p"
+            rate_limiter { priority: 2 resources { name: "R" count: 1 } } }
+        response_cache { enable: true }
         input { is_non_linear_format_io: true } output { is_non_linear_format_io: true }
         model_metrics { metric_control { metric_identifier { family: "f" } } }"""
     warnings = check_supported(parse_config(text, FILE), file=FILE)
