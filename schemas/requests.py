@@ -163,7 +163,8 @@ class RequestDecoder:
     def _find(self, text: str) -> _Version:
         version = self._versions.get(text)
         if version is None and text.isdecimal() and text.isascii():
-            version = self._versions.get(text.lstrip("0"))
+            # Version 0 never exists (MR-07); without its zeros it would be ``""``, the highest.
+            version = self._versions.get(text.lstrip("0") or "0")
         if version is not None:
             return version
         if not self._versions:
