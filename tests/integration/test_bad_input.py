@@ -1,0 +1,273 @@
+"""Bad input over the whole service, on each log: one typed error each, at its place, and nothing else happens.
+
+All records of a log go in before its one worker starts, good ones between the bad, so that they are read, decoded and
+batched together; what became of them is then looked at case by case (FAULTS B32, B33, B38, B53, B55, B101's kind).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bad_cases import MAX_BATCH, MAX_RECORD_BYTES, PAIR, WORDS, Case, bad_cases, good
+from headrace.schemas.codec import decode_response
+from headrace.schemas.errors import InferError
+from headrace.schemas.record import Out, Record
+from headrace.streams.kafka import KafkaLog
+from headrace.streams.log import Log
+from headrace.streams.memory import MemoryLog
+from headrace.streams.topology import Topology
+from service_kit import (
+    Producer,
+    Tap,
+    committed,
+    loaded,
+    until,
+    working,
+    write_models,
+)
+
+KINDS = [
+    pytest.param("memory", id="memory"),
+    pytest.param("embedded", id="embedded", marks=pytest.mark.embedded),
+    pytest.param("kafka", id="kafka", marks=pytest.mark.kafka),
+]
+CASES = bad_cases("PREFIX")
+MODELS = {"pair": PAIR, "words": WORDS}
+
+
+@dataclass
+class Sent:
+    """A record as it went in: what it was, and how it asked for its answer."""
+
+    out: Out
+    case: Case | None
+    expected: Mapping[str, list[object]] = field(default_factory=dict)
+    reply_to: str = ""
+
+
+@dataclass
+class Outcome:
+    """What a whole run left behind."""
+
+    prefix: str
+    sent: dict[str, Sent] = field(default_factory=dict)
+    answers: dict[str, list[Record]] = field(default_factory=dict)
+    dead_letters: list[Record] = field(default_factory=list)
+    committed: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    executions: dict[str, list[int]] = field(default_factory=dict)
+    never_unready: bool = False
+    topics: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, name: str) -> list[tuple[str, Sent]]:
+        """Return the records of a case."""
+        return [
+            (source, sent)
+            for source, sent in self.sent.items()
+            if sent.case is not None and sent.case.name == name
+        ]
+
+
+@asynccontextmanager
+async def open_log(kind: str, properties: Mapping[str, str]) -> AsyncIterator[Log]:
+    """Open a log of a kind."""
+    made = MemoryLog() if kind == "memory" else KafkaLog(properties)
+    async with made as log:
+        yield log
+
+
+async def run(log: Log, properties: Mapping[str, str], root: Path, cases: list[Case]) -> Outcome:
+    """Put everything in, let one worker answer it, and gather what came out."""
+    prefix = f"bad-{uuid.uuid4().hex[:8]}"
+    topology = Topology(prefix=prefix, partitions=1, reply_partitions=1)
+    await log.ensure(topology.shared_specs())
+    for model in MODELS:
+        await log.ensure(topology.model_specs(model))
+    outcome = Outcome(prefix)
+    by_name = {case.name: case for case in bad_cases(prefix)}
+    sent = list(records(topology, [by_name[case.name] for case in cases]))
+    sources = await Producer(log, properties).send([one.out for one in sent])
+    outcome.sent = dict(zip(sources, sent, strict=True))
+    topics = [topology.replies, *map(topology.results, MODELS)]
+    async with (
+        loaded(root) as repository,
+        working(log, repository, topology, max_record_bytes=MAX_RECORD_BYTES) as service,
+        Tap(log, *topics) as tap,
+        Tap(log, topology.dead_letters) as letters,
+    ):
+        await tap.answered(sources)
+        await until(lambda: all(map(service.settled, MODELS)), "everything is settled")
+        dead = sum(one.case is not None and one.case.dead_letter for one in sent)
+        await until(lambda: len(letters.records) >= dead, f"{dead} dead letters")
+        late = await Producer(log, properties).send([lively(topology, m).out for m in MODELS])
+        await tap.answered(late)  # it lives, and whatever came twice has come by now
+        outcome.never_unready = service.never_unready and service.worker.ready()
+        outcome.executions = {m: list(service.model(m).executions) for m in MODELS}
+        await service.stop_worker()
+        outcome.answers = tap.by_source()
+        outcome.dead_letters = list(letters.records)
+    for model in MODELS:
+        outcome.committed[model] = await committed(log, topology, model)
+    outcome.topics = await log.topics()
+    return outcome
+
+
+def records(topology: Topology, cases: Sequence[Case]) -> list[Sent]:
+    """Return the records: each case twice, once for a result and once for a reply, a good one after each."""
+    sent: list[Sent] = []
+    numbers = iter(range(1, 1_000_000))
+    for case in cases:
+        for replying in (False, True):
+            number = next(numbers)
+            headers = [*case.headers, ("x-case", str(number).encode())]
+            reply_to = ""
+            if case.reply:
+                headers += [*case.reply, ("correlation-id", b"c%d" % number)]
+            elif replying:
+                reply_to = topology.replies
+                headers += [
+                    ("reply-topic", reply_to.encode()),
+                    ("correlation-id", b"c%d" % number),
+                ]
+            topic = topology.requests(case.model)
+            sent.append(Sent(Out(topic, 0, case.key, case.value, headers), case, {}, reply_to))
+            value, good_headers, expected = good(case.model, number)
+            sent.append(Sent(Out(topic, 0, b"g", value, good_headers), None, expected))
+    return sent
+
+
+def lively(topology: Topology, model: str) -> Sent:
+    """Return one more good record."""
+    value, headers, expected = good(model, 7_000_000)
+    return Sent(Out(topology.requests(model), 0, b"late", value, headers), None, expected)
+
+
+def check_bad(outcome: Outcome, name: str) -> None:
+    """Check the one answer of each record of a case: place, status, reason, sentence, headers; and the dead letter."""
+    letters = [
+        dict(record.headers)["dead-letter-source"].decode() for record in outcome.dead_letters
+    ]
+    found = outcome.of(name)
+    assert len(found) == 2
+    for source, sent in found:
+        case = sent.case
+        assert case is not None
+        answers = outcome.answers.get(source, [])
+        assert len(answers) == 1, f"{source} has {len(answers)} answers"
+        answer = answers[0]
+        expected_topic = sent.reply_to or f"{outcome.prefix}.{case.model}.results"
+        assert (answer.topic, answer.partition, answer.key) == (expected_topic, 0, case.key)
+        named = dict(answer.headers)
+        assert named["status"].decode() == case.status, named
+        assert named["reason"].decode() == case.reason, named
+        assert named["content-type"].decode() == case.answer_type, named
+        asked = dict(sent.out.headers)
+        for echoed in ("x-case", "correlation-id"):
+            assert named.get(echoed) == asked.get(echoed)
+        with pytest.raises(InferError) as caught:
+            decode_response(answer.value, answer.headers)
+        assert (caught.value.code, caught.value.reason) == (case.status, case.reason)
+        for text in case.texts:
+            assert text in caught.value.detail, caught.value.detail
+        assert " at 0x" not in caught.value.detail
+        assert letters.count(source) == case.dead_letter
+
+
+def check_letter(outcome: Outcome, source: str, sent: Sent) -> None:
+    """Check that a dead letter is its record, with what we add beside it."""
+    (letter,) = [
+        record
+        for record in outcome.dead_letters
+        if dict(record.headers)["dead-letter-source"].decode() == source
+    ]
+    neither = sent.out.key is None and sent.out.value is None  # no producer writes such a record
+    assert (letter.key, letter.value) == (sent.out.key, b"" if neither else sent.out.value)
+    added = [(n, v) for n, v in letter.headers if n.startswith("dead-letter-")]
+    assert [pair for pair in letter.headers if pair not in added] == list(sent.out.headers)
+    assert sent.case is not None
+    named = dict(added)
+    assert named["dead-letter-model"].decode() == sent.case.model
+    assert named["dead-letter-status"].decode() == sent.case.status
+    assert named["dead-letter-reason"].decode() == sent.case.reason
+    assert named["dead-letter-detail"]
+
+
+def check_neighbours(outcome: Outcome) -> None:
+    """Check that every good record has its own values, and that they shared batches."""
+    for source, sent in outcome.sent.items():
+        if sent.case is not None:
+            continue
+        answers = outcome.answers.get(source, [])
+        assert len(answers) == 1, f"{source} has {len(answers)} answers"
+        response = decode_response(answers[0].value, answers[0].headers)
+        found = {tensor.name: tensor.numpy().tolist() for tensor in response.outputs}
+        assert found == sent.expected
+    for rows in outcome.executions.values():
+        assert max(rows) == MAX_BATCH
+        assert np.mean(rows) > 2, "the good records were not batched"
+
+
+def check_progress(outcome: Outcome) -> None:
+    """Check that everything is committed and that readiness never fell (FAULTS B33)."""
+    for model, partitions in outcome.committed.items():
+        for offset, end in partitions.values():
+            assert offset == end, f"{model}: {offset} of {end} are committed"
+    assert outcome.never_unready
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of both models."""
+    return write_models(tmp_path_factory.mktemp("repository"), MODELS)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def outcome(request: pytest.FixtureRequest, root: Path) -> Outcome:
+    """What all cases together left behind on one kind of log; run once per kind."""
+    kind = request.param
+    properties = {} if kind == "memory" else request.getfixturevalue(f"{kind}_properties")
+
+    async def whole() -> Outcome:
+        async with open_log(kind, properties) as log:
+            return await run(log, properties, root, CASES)
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_B32_B38_B55_a_bad_record_gets_its_one_typed_error(outcome: Outcome, case: Case) -> None:
+    """Status, reason word and a sentence that names what is wrong, on the reply topic or else as a result."""
+    check_bad(outcome, case.name)
+
+
+def test_neighbours_in_the_same_batch_get_their_own_values(outcome: Outcome) -> None:
+    """Whatever stands between them."""
+    check_neighbours(outcome)
+
+
+def test_B33_the_position_reaches_the_end_and_the_worker_stays_ready(outcome: Outcome) -> None:
+    """Corrupt data must not leave it healthy and reading nothing."""
+    check_progress(outcome)
+
+
+def test_B32_dead_letters_hold_the_original_bytes_key_and_headers(outcome: Outcome) -> None:
+    """With where they came from and why beside them, and nothing else is on the topic."""
+    expected = {
+        source: sent
+        for source, sent in outcome.sent.items()
+        if sent.case is not None and sent.case.dead_letter
+    }
+    assert len(outcome.dead_letters) == len(expected)
+    for source, sent in expected.items():
+        check_letter(outcome, source, sent)
+
+
+def test_no_topic_came_into_being_because_a_client_named_it(outcome: Outcome) -> None:
+    """A reply address is looked up, never created."""
+    assert not {"elsewhere", f"{outcome.prefix}.nobody"} & set(outcome.topics)
