@@ -40,6 +40,7 @@ class Run:
         seconds: From the first record to the last answer.
         equal, different, changed: Answers against the library's own verdicts; ``changed`` files were written to
             meanwhile and count as neither.
+        equal_in_batch: Of the equal ones, those that equal only what the library says of a file in a batch.
         types: Label → number of files.
         batch_rows: Upper bound of rows → number of batches.
         http_label: What the same model said over HTTP about the first file.
@@ -49,6 +50,7 @@ class Run:
     decided: int = 0
     seconds: float = 0.0
     equal: int = 0
+    equal_in_batch: int = 0
     different: list[tuple[Path, str, str]] = field(default_factory=list)
     changed: int = 0
     types: Counter[str] = field(default_factory=Counter)
@@ -162,17 +164,23 @@ def _compare(types: FileTypes, run: Run) -> None:
             if Job.stamp_of(job.path) != job.stamp:
                 run.changed += 1
                 continue
-            (verdict,) = types.verdicts([job.path])
+            verdict = types.verdict(job.path)
             run.types[verdict] += 1
-            if job.latency_s is None:
-                continue
-            if job.label == verdict:
-                run.equal += 1
-            else:
-                run.different.append((job.path, job.label, verdict))
+            if job.latency_s is not None:
+                _compare_one(types, run, job.path, job.label, verdict)
     first = next(iter(run.jobs.values()))
-    if run.http_label != first.label:
-        run.different.append((first.path, f"{run.http_label} (HTTP)", first.label))
+    if run.http_label != types.verdict(first.path):
+        run.different.append((first.path, f"{run.http_label} (HTTP)", types.verdict(first.path)))
+
+
+def _compare_one(types: FileTypes, run: Run, path: Path, label: str, verdict: str) -> None:
+    if label == verdict:
+        run.equal += 1
+    elif label == types.verdict_in_batch(path):
+        run.equal += 1
+        run.equal_in_batch += 1
+    else:
+        run.different.append((path, label, verdict))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ def _figures(run: Run) -> Table:
     table.add_row("records", str(len(run.jobs)))
     table.add_row("answers", str(len(answered)))
     table.add_row("equal to Magika's own", str(run.equal))
+    if run.equal_in_batch:
+        table.add_row("of these, to its verdict in a batch", str(run.equal_in_batch))
     if run.changed:
         table.add_row("files changed meanwhile", str(run.changed))
     table.add_row("rate", f"{len(answered) / max(run.seconds, 1e-9):,.0f} files/s")

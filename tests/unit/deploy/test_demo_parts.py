@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from headrace.deploy.demo import Run, write_repository
+from headrace.deploy.demo import Run, _compare_one, write_repository
 from headrace.deploy.demo_files import FileTypes, choose_files
 from headrace.deploy.demo_records import Job, label_of, record_of
 
@@ -64,4 +64,19 @@ def test_the_repository_and_features_are_magikas_own(tmp_path):
     features = types.features(Path(__file__))
     assert features.shape == (1, 2048)
     assert features.dtype == np.int32
-    assert types.verdicts([Path(__file__)]) == ["python"]
+    assert types.verdict(Path(__file__)) == "python"
+    assert types.verdict_in_batch(Path(__file__)) == "python"
+
+
+def test_a_near_tie_is_magikas_own_verdict_either_way_and_anything_else_is_not(tmp_path):
+    """One row and several run by different kernels: the library itself then says two things of one file."""
+    types = FileTypes()
+    path = tmp_path / "unclosed.toml"
+    path.write_bytes(b"unclosed='dwdd")
+    alone, batched = types.verdict(path), types.verdict_in_batch(path)
+    run = Run()
+    for label in (alone, batched, "gif"):
+        _compare_one(types, run, path, label, alone)
+    assert run.equal == 2
+    assert run.equal_in_batch == (alone != batched)
+    assert run.different == [(path, "gif", alone)]
