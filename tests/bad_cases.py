@@ -529,3 +529,124 @@ def bad_cases(prefix: str) -> list[Case]:
         *envelope_cases(),
         *reply_cases(prefix),
     ]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One bad call over HTTP.
+
+    Attributes:
+        name: Of the call.
+        path: Below ``/v2/models``.
+        body: Its body.
+        headers: Its headers.
+        status: HTTP status of the answer.
+        texts: Fragments of the answer's error.
+    """
+
+    name: str
+    path: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...]
+    status: int
+    texts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Show the name, for a test's id."""
+        return self.name
+
+
+HTTP_STATUS = {"INVALID_ARG": 400, "NOT_FOUND": 404, "INTERNAL": 500, "UNSUPPORTED": 501}
+MAX_INPUT_BYTES = 20_000
+
+
+def call(
+    request: InferRequest, content_type: str = JSON
+) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    """Write a request as a call's body and headers."""
+    body, headers = written(request, content_type)
+    named = dict(headers)
+    length = named.get("inference-header-content-length")
+    if length is None:
+        return body, ()
+    return body, (("Inference-Header-Content-Length", (length or b"").decode()),)
+
+
+def bad_calls() -> list[Call]:
+    """Return every bad call: what bad records hold, and what only HTTP knows."""
+    calls = []
+    for case in content_cases():
+        word = case.name.partition(":")[0]
+        if word in ("json", "binary") and case.value is not None:
+            length = dict(case.headers).get("inference-header-content-length")
+            headers = (
+                () if length is None else (("Inference-Header-Content-Length", length.decode()),)
+            )
+            status = HTTP_STATUS[case.status]
+            path = f"{case.model}/infer"
+            calls.append(Call(case.name, path, case.value, headers, status, case.texts))
+    return [*calls, *_http_calls()]
+
+
+def _http_calls() -> Iterator[Call]:
+    body, _ = call(InferRequest((a(), b())))
+    binary, length = call(InferRequest((a(), b())), BINARY)
+    for path, status, texts in (
+        ("nope/infer", 404, ("unknown model", "'nope'", "known models: pair, words")),
+        ("nope/versions/1/infer", 404, ("unknown model", "'nope'")),
+        ("pair/versions/9/infer", 404, ("'pair'", "version 9")),
+        ("pair/versions/0/infer", 404, ("'pair'", "version 0")),
+        ("pair/versions/one/infer", 404, ("Not Found",)),
+    ):
+        yield Call(path, path, body, (), status, texts)
+    malformed = "failed to parse the request JSON"
+    rng = random.Random(33)
+    for name, payload, headers, status, texts in (
+        ("truncated JSON", body[:-4], (), 500, (malformed,)),
+        ("random bytes", rng.randbytes(200), (), 500, (malformed,)),
+        ("no body", b"", (), 500, (malformed,)),
+        ("invalid UTF-8", b'{"inputs": "\xff"}', (), 500, (malformed,)),
+        ("inputs are missing", b"{}", (), 500, ("'inputs'", "array of objects")),
+        ("tensors cut short", binary[:-1], length, 400, ("'B'", "8 bytes", "7 are left")),
+        ("a byte too many", binary + b"x", length, 400, ("additional input data", "1 bytes")),
+        (
+            "JSON longer than the body",
+            binary,
+            (("Inference-Header-Content-Length", "100000"),),
+            400,
+            ("100000",),
+        ),
+        (
+            "no number as JSON length",
+            binary,
+            (("Inference-Header-Content-Length", "x"),),
+            400,
+            ("'x'", "length"),
+        ),
+        (
+            "a body above the limit",
+            bytes(MAX_INPUT_BYTES + 1),
+            (),
+            400,
+            (str(MAX_INPUT_BYTES + 1), str(MAX_INPUT_BYTES), "--http-max-input-size"),
+        ),
+        ("another encoding", body, (("Content-Encoding", "br"),), 501, ("br", "gzip")),
+        ("no gzip", body, (("Content-Encoding", "gzip"),), 400, ("gzip",)),
+        (
+            "a senseless timeout",
+            body,
+            (("X-Headrace-Timeout-Ms", "soon"),),
+            400,
+            ("X-Headrace-Timeout-Ms", "'soon'", "milliseconds"),
+        ),
+    ):
+        yield Call(name, "pair/infer", payload, headers, status, texts)
+    large, headers = call(InferRequest((words((1, 1), bytes(MAX_RECORD_BYTES + 1)),)), BINARY)
+    yield Call(
+        "B57 a request that no record can hold",
+        "words/infer",
+        large,
+        headers,
+        413,
+        ("'words'", str(MAX_RECORD_BYTES), "max_record_bytes"),
+    )

@@ -7,27 +7,48 @@ batched together; what became of them is then looked at case by case (FAULTS B32
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_cases import MAX_BATCH, MAX_RECORD_BYTES, PAIR, WORDS, Case, bad_cases, good
+from bad_cases import (
+    MAX_BATCH,
+    MAX_INPUT_BYTES,
+    MAX_RECORD_BYTES,
+    PAIR,
+    WORDS,
+    Call,
+    Case,
+    a,
+    b,
+    bad_calls,
+    bad_cases,
+    call,
+    good,
+)
 from headrace.schemas.codec import decode_response
 from headrace.schemas.errors import InferError
+from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import Out, Record
+from headrace.streams.gateway import GatewaySettings
 from headrace.streams.kafka import KafkaLog
-from headrace.streams.log import Log
+from headrace.streams.log import Block, Log, Rebalance
 from headrace.streams.memory import MemoryLog
+from headrace.streams.memory_source import MemorySource
 from headrace.streams.topology import Topology
 from service_kit import (
+    WAIT_S,
     Producer,
+    Service,
     Tap,
     committed,
     loaded,
+    serving,
     until,
     working,
     write_models,
@@ -82,7 +103,13 @@ async def open_log(kind: str, properties: Mapping[str, str]) -> AsyncIterator[Lo
         yield log
 
 
-async def run(log: Log, properties: Mapping[str, str], root: Path, cases: list[Case]) -> Outcome:
+async def run(
+    log: Log,
+    properties: Mapping[str, str],
+    root: Path,
+    cases: Sequence[Case],
+    wait_s: float = WAIT_S,
+) -> Outcome:
     """Put everything in, let one worker answer it, and gather what came out."""
     prefix = f"bad-{uuid.uuid4().hex[:8]}"
     topology = Topology(prefix=prefix, partitions=1, reply_partitions=1)
@@ -101,10 +128,10 @@ async def run(log: Log, properties: Mapping[str, str], root: Path, cases: list[C
         Tap(log, *topics) as tap,
         Tap(log, topology.dead_letters) as letters,
     ):
-        await tap.answered(sources)
+        await tap.answered(sources, wait_s)
         await until(lambda: all(map(service.settled, MODELS)), "everything is settled")
         dead = sum(one.case is not None and one.case.dead_letter for one in sent)
-        await until(lambda: len(letters.records) >= dead, f"{dead} dead letters")
+        await until(lambda: len(letters.records) >= dead, f"{dead} dead letters", wait_s)
         late = await Producer(log, properties).send([lively(topology, m).out for m in MODELS])
         await tap.answered(late)  # it lives, and whatever came twice has come by now
         outcome.never_unready = service.never_unready and service.worker.ready()
@@ -208,9 +235,10 @@ def check_neighbours(outcome: Outcome) -> None:
         response = decode_response(answers[0].value, answers[0].headers)
         found = {tensor.name: tensor.numpy().tolist() for tensor in response.outputs}
         assert found == sent.expected
-    for rows in outcome.executions.values():
-        assert max(rows) == MAX_BATCH
-        assert np.mean(rows) > 2, "the good records were not batched"
+    for model, rows in outcome.executions.items():
+        if sum(rows) > 2 * MAX_BATCH:
+            assert max(rows) == MAX_BATCH
+            assert np.mean(rows) > 2, f"{model}: the good records were not batched"
 
 
 def check_progress(outcome: Outcome) -> None:
@@ -271,3 +299,214 @@ def test_B32_dead_letters_hold_the_original_bytes_key_and_headers(outcome: Outco
 def test_no_topic_came_into_being_because_a_client_named_it(outcome: Outcome) -> None:
     """A reply address is looked up, never created."""
     assert not {"elsewhere", f"{outcome.prefix}.nobody"} & set(outcome.topics)
+
+
+CALLS = bad_calls()
+
+
+@dataclass
+class Asked:
+    """What came of a bad call, and of a good one beside it."""
+
+    status: int
+    content_type: str
+    error: str
+    is_lively: bool
+    entered: int
+
+
+async def ask_all(log: Log, root: Path) -> dict[str, Asked]:
+    """Make every bad call, each together with a good one, against the whole service."""
+    topology = Topology(prefix=f"calls-{uuid.uuid4().hex[:8]}", partitions=1, reply_partitions=1)
+    gateway = GatewaySettings(interval_ms=500, max_record_bytes=MAX_RECORD_BYTES)
+    found: dict[str, Asked] = {}
+    async with (
+        serving(
+            log, root, topology, gateway=gateway, http={"max_input_bytes": MAX_INPUT_BYTES}
+        ) as service,
+        Tap(log, *map(topology.requests, MODELS)) as requests,
+    ):
+        for number, bad in enumerate(CALLS, start=1):
+            (status, content_type, error), lively = await asyncio.gather(
+                post(service, bad), is_lively(service)
+            )
+            await until(lambda n=number: len(requests.records) >= n, "the good request's record")
+            entered = len(requests.records) - number
+            found[bad.name] = Asked(status, content_type, error, lively, entered)
+        assert service.never_unready
+        assert service.gateway.is_ready()
+        assert service.gateway.open_calls == 0
+    return found
+
+
+async def post(service: Service, bad: Call) -> tuple[int, str, str]:
+    """Make one call; return status, content type and error."""
+    path = f"/v2/models/{bad.path}"
+    async with service.session.post(path, data=bad.body, headers=dict(bad.headers)) as response:
+        body = await response.read()
+        return response.status, response.headers["Content-Type"], json.loads(body)["error"]
+
+
+async def is_lively(service: Service) -> bool:
+    """Whether a good call gets its own values."""
+    body, headers = call(InferRequest((a(), b())))
+    async with service.session.post(
+        "/v2/models/pair/infer", data=body, headers=dict(headers)
+    ) as response:
+        answer = await response.json()
+        return response.status == 200 and [
+            (output["name"], output["data"]) for output in answer["outputs"]
+        ] == [("OUT_A", [1.0, 2.0]), ("OUT_B", [3, 4])]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def asked(request: pytest.FixtureRequest, root: Path) -> dict[str, Asked]:
+    """What came of all bad calls on one kind of log; made once per kind."""
+    kind = request.param
+    properties = {} if kind == "memory" else request.getfixturevalue(f"{kind}_properties")
+
+    async def whole() -> dict[str, Asked]:
+        async with open_log(kind, properties) as log:
+            return await ask_all(log, root)
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize("bad", CALLS, ids=str)
+def test_B53_a_bad_call_gets_its_error_and_enters_no_topic(
+    asked: dict[str, Asked], bad: Call
+) -> None:
+    """The code and a sentence with what was expected; the topic's end stays where it was (SEMANTICS §2.2)."""
+    found = asked[bad.name]
+    assert (found.status, found.content_type) == (bad.status, "application/json"), found.error
+    for text in bad.texts:
+        assert text in found.error, found.error
+    assert found.is_lively
+    assert found.entered == 0
+
+
+# Planted bugs: each of these parts is wrong in the way that a report describes, and the checks above must say so.
+
+
+class Bypassing(MemorySource):
+    """B32's planted bug: what cannot be decoded never reaches the guarded path."""
+
+    async def poll(self, max_records: int, timeout_s: float) -> Sequence[Block]:
+        """Drop tombstones, as a deserialiser inside the client does."""
+        blocks = await super().poll(max_records, timeout_s)
+        kept = [(b, [r for r in b.records if r.value is not None]) for b in blocks]
+        return [Block(b.tp, b.epoch, records) for b, records in kept if records]
+
+
+class Stuck(MemorySource):
+    """B33's planted bug: after corrupt data it polls on, is healthy, and reads nothing."""
+
+    stuck = False
+
+    async def poll(self, max_records: int, timeout_s: float) -> Sequence[Block]:
+        """Hand out nothing more once a value is not what it should be."""
+        blocks = await super().poll(max_records, timeout_s)
+        self.stuck = self.stuck or any(r.value == b"" for b in blocks for r in b.records)
+        return [] if self.stuck else blocks
+
+
+class SourceLog(MemoryLog):
+    """A memory log with such a source."""
+
+    def __init__(self, kind: type[MemorySource]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def source(self, group: str, topics: Set[str], on: Rebalance) -> MemorySource:
+        """Make the planted one."""
+        return self.kind(self, self._group(group), topics, on)
+
+
+class Altering(MemoryLog):
+    """A memory log on which answers change, vanish or come twice."""
+
+    def __init__(self, change: Callable[[Out], list[Out]]) -> None:
+        super().__init__()
+        self.change = change
+
+    def append(self, outs: Sequence[Out]) -> None:
+        """Write what the planted bug makes of the records."""
+        super().append([written for out in outs for written in self.change(out)])
+
+
+def without_dead_letters(out: Out) -> list[Out]:
+    """Forget the copies."""
+    return [] if out.topic.endswith(".dead-letters") else [out]
+
+
+def errors_twice(out: Out) -> list[Out]:
+    """Answer an error twice."""
+    return [out, out] if "reason" in dict(out.headers) and "source" in dict(out.headers) else [out]
+
+
+def errors_as_results(out: Out) -> list[Out]:
+    """Say OK whatever happened."""
+    headers = [(name, b"OK" if name == "status" else value) for name, value in out.headers]
+    return [Out(out.topic, out.partition, out.key, out.value, headers)]
+
+
+def decoded_letters(out: Out) -> list[Out]:
+    """Keep in a dead letter what can be read of it only."""
+    if not out.topic.endswith(".dead-letters") or not out.value:
+        return [out]
+    text = out.value.decode(errors="replace").encode()
+    return [Out(out.topic, out.partition, out.key, text, out.headers)]
+
+
+def neighbours_values(out: Out) -> list[Out]:
+    """Give every result the first one's values."""
+    if "source" in dict(out.headers) and "reason" not in dict(out.headers):
+        first = vars(neighbours_values).setdefault(out.topic, out.value)
+        return [Out(out.topic, out.partition, out.key, first, out.headers)]
+    return [out]
+
+
+def check_all(outcome: Outcome, cases: Sequence[Case]) -> None:
+    """Check everything that the tests above check."""
+    for case in cases:
+        check_bad(outcome, case.name)
+    check_neighbours(outcome)
+    check_progress(outcome)
+    for source, sent in outcome.sent.items():
+        if sent.case is not None and sent.case.dead_letter:
+            check_letter(outcome, source, sent)
+
+
+FEW = [
+    case
+    for case in CASES
+    if case.name in ("avro: null value", "avro: empty value", "avro: ten bytes of 0xff")
+    or case.name.startswith(("avro: wrong", "header: "))
+]
+
+
+async def test_without_a_planted_bug_the_same_checks_pass(root: Path) -> None:
+    async with MemoryLog() as log:
+        check_all(await run(log, {}, root, FEW), FEW)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: SourceLog(Bypassing), "unanswered"),
+        (lambda: SourceLog(Stuck), "unanswered"),
+        (lambda: Altering(without_dead_letters), "dead letters"),
+        (lambda: Altering(errors_twice), "has 2 answers"),
+        (lambda: Altering(errors_as_results), "OK"),
+        (lambda: Altering(decoded_letters), None),
+        (lambda: Altering(neighbours_values), None),
+    ],
+    ids=["bypassed", "stuck", "no dead letters", "twice", "OK", "decoded", "neighbours' values"],
+)
+async def test_B32_B33_a_planted_bug_is_found(
+    root: Path, make: Callable[[], MemoryLog], complaint: str | None
+) -> None:
+    """Each of them breaks a promise, so the checks must fail."""
+    with pytest.raises(AssertionError, match=complaint):
+        async with make() as log:
+            check_all(await run(log, {}, root, FEW, wait_s=1.0), FEW)
