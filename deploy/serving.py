@@ -50,15 +50,16 @@ class Service:
             self.process.send_signal(signal.SIGTERM)
 
     async def is_ready(self) -> bool:
-        """Ask whether every model is ready."""
+        """Ask whether every model is ready at the gateway, and the worker has its partitions."""
         try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.get(f"{self.url}/v2/health/ready") as answer,
-            ):
-                return answer.status == 200
+            async with aiohttp.ClientSession() as session:
+                for root in (self.url, self.worker_url):
+                    async with session.get(f"{root}/v2/health/ready") as answer:
+                        if answer.status != 200:
+                            return False
         except aiohttp.ClientError:
             return False
+        return True
 
     async def batch_rows(self, model: str) -> dict[str, int]:
         """Return the worker's histogram of batch sizes: a bucket's rows, such as ``5-8``, → number of batches."""
