@@ -29,7 +29,6 @@ MODELS = (
 )
 KAFKA = ("bootstrap_servers", "kafka_config", "topic_prefix", "partitions")
 GATEWAY = (
-    "strict_readiness",
     "http_port",
     "metrics_port",
     "http_max_input_size",
@@ -49,7 +48,14 @@ WORKER = (
     "commit_interval_ms",
     "revoke_grace_secs",
 )
-PROCESS = ("http_address", "allow_metrics", "exit_timeout_secs", "log_level", "config")
+PROCESS = (
+    "strict_readiness",
+    "http_address",
+    "allow_metrics",
+    "exit_timeout_secs",
+    "log_level",
+    "config",
+)
 
 
 @with_settings(*MODELS, *KAFKA, "broker_port", *GATEWAY, *WORKER, *PROCESS)

@@ -205,18 +205,24 @@ async def _working(
     """Run the worker, with its port, around the block; drain when the block ends."""
     stop = asyncio.Event()
     worker = Worker(log, repository, topology_of(settings), worker_settings(settings))
+
+    def is_ready() -> bool:
+        if settings.strict_readiness:
+            return worker.ready()
+        return all(model.ready() for model in worker.models.values())
+
     async with (
         worker,
         WorkerHttp(
             settings.http_address,
             settings.worker_port,
             registry=worker.registry if settings.allow_metrics else None,
-            is_ready=worker.ready,
+            is_ready=is_ready,
             troubles=worker.troubles,
         ) as http,
     ):
         addresses.worker = f"http://{settings.http_address}:{http.port}"
-        addresses.is_ready.append(worker.ready)
+        addresses.is_ready.append(is_ready)
         running = asyncio.create_task(worker.run(stop))
         addresses.running.append(running)
         try:
