@@ -110,10 +110,12 @@ class Assignment:
 
     def again(self, part: Partition) -> None:
         """Take a partition over once more from its committed position: a settle of it was aborted."""
-        if self.partitions.pop(part.tp, None) is part:
-            part.active = False
-            self._drop(part.tp)
-            self._start(self._start_again(part))
+        if self.partitions.get(part.tp) is not part:
+            return  # it changed hands meanwhile, and may be ours anew: that takeover stands
+        del self.partitions[part.tp]
+        part.active = False
+        self._drop(part.tp)
+        self._start(self._start_again(part))
 
     def _begin(self, tp: TP, source_epoch: int) -> None:
         ledger = OffsetLedger(

@@ -60,6 +60,10 @@ class Placement:
                 while len(self._counts) > self._max_topics:
                     self._counts.popitem(last=False)
 
+    async def vanished(self) -> set[str]:
+        """Return the reply topics that were there and are not any more."""
+        return {topic for topic in list(self._counts) if not await self._lookup(topic)}
+
     def forget(self) -> None:
         """Look every reply topic up again: one may have been deleted."""
         self._counts.clear()

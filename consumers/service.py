@@ -139,7 +139,7 @@ class Worker:
                 tasks.create_task(self._watch_topics()),
                 tasks.create_task(self._watch_loop()),
             ]
-            serving = [tasks.create_task(self._serve(w, stop)) for w in self.models.values()]
+            serving = [tasks.create_task(w.run(stop)) for w in self.models.values()]
             await stop.wait()
             self._stopping = True
             self._announcing.wake()
@@ -148,14 +148,6 @@ class Worker:
             for task in around:
                 task.cancel()
         await self._announcing.leave()
-
-    async def _serve(self, worker: ModelWorker, stop: asyncio.Event) -> None:
-        """Serve one model; a failure that nobody can mend leaves it not ready, the others go on."""
-        try:
-            await worker.run(stop)
-        except LogError as exc:
-            worker.trouble = exc.detail
-            logger.error("model '%s' is not served any more: %s", worker.model_name, exc.detail)  # noqa: TRY400  # one sentence, no traceback
 
     async def _ensure(self) -> Sequence[str]:
         specs = list(self._topology.shared_specs())

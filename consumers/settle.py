@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.consumers.partition import Partition
 from headrace.schemas.errors import LogError
@@ -39,6 +39,7 @@ class Settler:
         on_settled: Callable[[int], None],
         retry_s: float,
         delivers: Callable[[Partition], bool],
+        is_pointless: Callable[[], Awaitable[bool]],
     ) -> None:
         """Keep the parts.
 
@@ -49,6 +50,7 @@ class Settler:
             on_settled: Told how many records were settled; called after each settle.
             retry_s: How long a failing log is tried again before the membership is given up.
             delivers: Whether a partition is still ours.
+            is_pointless: Asked after a failure: whether the same records can never be published.
         """
         self._delivery = delivery
         self._interval_s = interval_s
@@ -56,6 +58,7 @@ class Settler:
         self._on_settled = on_settled
         self._retry_s = retry_s
         self._delivers = delivers
+        self._is_pointless = is_pointless
         self._failing_since: float | None = None
         self._dirty: dict[TP, Partition] = {}
         self._wake = asyncio.Event()
@@ -141,6 +144,8 @@ class Settler:
         """Try again after a pause: the delivery keeps what it could not publish."""
         now = asyncio.get_running_loop().time()
         since = self._failing_since = self._failing_since or now
+        if await self._is_pointless():
+            raise LogError(exc.detail, retriable=True) from exc
         if not exc.retriable or now - since > self._retry_s:
             raise exc
         logger.warning("answers cannot be published, trying again: %s", exc.detail)

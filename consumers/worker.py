@@ -118,10 +118,10 @@ class ModelWorker:
             version.scheduler.cancel(ids)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``, then drain within ``exit_timeout_s``; start again when the log fails.
+        """Serve until ``stop``, then drain within ``exit_timeout_s``; join again whenever the log fails.
 
-        Raises:
-            LogError: The log failed in a way that no later try can mend (not authorised).
+        Also after a failure that looks final (not authorised, say): an operator may mend it, and until then
+        readiness says why it does not serve.
         """
         pause_s = FIRST_RESTART_S
         while not stop.is_set():
@@ -129,11 +129,14 @@ class ModelWorker:
             try:
                 await self._serve(stop)
             except* LogError as group:
-                error = _first(group)
-                self.trouble = f"the log failed: {error.detail}"
-                if not error.retriable:
-                    raise error from group
+                self.trouble = f"the log failed: {_first(group).detail}"
                 logger.warning("model '%s': %s; joining again", self.model_name, self.trouble)
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError  # before Python 3.13, a group's errors hide a cancellation
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # A task group with a failed child raises that failure instead of its own cancellation.
+                raise asyncio.CancelledError
             if stop.is_set():
                 return
             if self._clock.now_ns() - started > 60_000_000_000:
@@ -154,6 +157,7 @@ class ModelWorker:
             on_settled=self._settled,
             retry_s=self._settings.settle_retry_s,
             delivers=lambda part: self.partitions.get(part.tp) is part,
+            is_pointless=self._is_pointless,
         )
         intake = Intake(
             self.partitions,
@@ -262,6 +266,16 @@ class ModelWorker:
     def _room_made(self) -> None:
         if self._intake is not None and self.source is not None:
             self._intake.room_made(self.source)
+
+    async def _is_pointless(self) -> bool:
+        """Whether answers wait for a topic that is gone: joining again addresses them anew."""
+        try:
+            gone = await self._placement.vanished()
+        except LogError:
+            return False  # the log itself is away: the topics may still be there
+        if gone:
+            logger.warning("reply topics are gone: %s", ", ".join(sorted(gone)))
+        return bool(gone)
 
     def _settle_failed(self, part: Partition, outcome: Outcome) -> None:
         logger.warning(
