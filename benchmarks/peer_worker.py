@@ -139,6 +139,7 @@ async def _worker(
         placement=placement,
         encode_error=encode_error,
         dead_letters=(_DEAD_LETTERS, 1),
+        max_record_bytes=log.max_record_bytes,
         clock=clock,
     )
     signature = loaded.signature
