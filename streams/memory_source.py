@@ -309,6 +309,9 @@ class MemoryDelivery:
         """Publish in order of the owners, then commit what is due."""
         outcomes: dict[TP, Outcome] = {}
         for owner, position in upto.items():
+            if not self._owns(owner, position.epoch):
+                self._forget(owner)
+        for owner, position in upto.items():
             async with self._locks.setdefault(owner, asyncio.Lock()):
                 outcomes[owner] = await self._settle(owner, position)
         now_ms = self._log.clock_ms()
@@ -321,8 +324,7 @@ class MemoryDelivery:
 
     async def _settle(self, owner: TP, position: Position) -> Outcome:
         if not self._owns(owner, position.epoch):
-            self._forget(owner)
-            return Outcome.FENCED
+            return Outcome.FENCED  # since this call began: what is buffered may be the next epoch's
         for buffer in (self._outs, self._late):
             outs = buffer.pop(owner, [])
             try:
