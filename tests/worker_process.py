@@ -1,0 +1,139 @@
+"""`headrace worker` as a real process: started as an operator starts it, watched by its own port, ended by its pid."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from headrace.deploy.serving import free_ports
+from prometheus_client.parser import text_string_to_metric_families
+
+START_S = 90.0
+"""Until it must be ready: imports and a join of the group on a busy machine."""
+EXIT_S = 60.0
+"""Until it must have ended after a signal."""
+
+
+class WorkerProcess:
+    """A running `headrace worker`.
+
+    Attributes:
+        process: The child; `pid`, `returncode`.
+        log: File with what it prints.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+        self.process = process
+        self.log = log
+        self._url = f"http://127.0.0.1:{port}"
+
+    async def readiness(self) -> int:
+        """Return the status of its readiness; 0 where nothing listens."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self._url}/v2/health/ready") as answer,
+            ):
+                return answer.status
+        except (aiohttp.ClientError, ConnectionError):
+            return 0
+
+    async def until_readiness(self, status: int) -> None:
+        """Wait until readiness has this status; fails if the process ends first."""
+        async with asyncio.timeout(START_S):
+            while await self.readiness() != status:
+                assert self.process.returncode is None, self.tail()
+                await asyncio.sleep(0.02)
+
+    async def metric(self, name: str) -> float:
+        """Return the sum of a metric's samples over all labels."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self._url}/metrics") as answer,
+        ):
+            text = await answer.text()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name
+        )
+
+    def resident_bytes(self, field: str = "VmRSS") -> int:
+        """Return the memory that it holds now, or its peak (``VmHWM``)."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"{field} is not in the process's status")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        """Kill it and wait."""
+        self.signal(signal.SIGKILL)
+        await self.exited()
+
+    async def exited(self) -> int:
+        """Wait for its end; returns its exit status, negative for a signal."""
+        async with asyncio.timeout(EXIT_S):
+            return await self.process.wait()
+
+    def tail(self) -> str:
+        """Return the end of what it printed."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+@asynccontextmanager
+async def worker_process(
+    repository: Path,
+    properties: Mapping[str, str],
+    prefix: str,
+    *,
+    folder: Path,
+    options: Sequence[str] = (),
+    is_awaited: bool = True,
+) -> AsyncIterator[WorkerProcess]:
+    """Run a worker on a Kafka while the block runs; what still runs at its end is killed.
+
+    Args:
+        repository: Of its models.
+        properties: Kafka's, ``bootstrap.servers`` among them.
+        prefix: Of its topics.
+        folder: For the file of properties and for what it prints.
+        options: Further ones of the command line.
+        is_awaited: Wait until it is ready.
+    """
+    file, log = _files(folder, properties)
+    (port,) = free_ports(1)
+    command = ["worker", str(repository), "--kafka-config", str(file), "--topic-prefix", prefix]
+    command += ["--worker-port", str(port), "--partitions", "2", *options]
+    with log.open("ab") as out:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "headrace.deploy.cli", *command),
+            stdout=out,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    worker = WorkerProcess(process, port, log)
+    try:
+        if is_awaited:
+            await worker.until_readiness(200)
+        yield worker
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _files(folder: Path, properties: Mapping[str, str]) -> tuple[Path, Path]:
+    """Write the file of properties; returns it and the file for what the worker prints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    return file, folder / "worker.log"
