@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.dead_letters import dead_letter, record_bytes
-from headrace.consumers.decoupled import numbered
-from headrace.consumers.execution import Execution, Part
+from headrace.consumers.encoding import Answer, Encoder, encode_part
+from headrace.consumers.execution import Execution
 from headrace.consumers.observe import ModelObserver
 from headrace.consumers.ordering import PreserveOrdering
 from headrace.consumers.partition import Partition
@@ -20,8 +20,8 @@ from headrace.consumers.placement import Placement
 from headrace.consumers.scheduler import Scheduler
 from headrace.consumers.settings import Clock
 from headrace.consumers.settle import Settler
-from headrace.schemas.batch import Batch, Entry, Responses
-from headrace.schemas.errors import BackendError, InferError, TooLarge
+from headrace.schemas.batch import Batch, Entry
+from headrace.schemas.errors import BackendError, InferError, Reason, TooLarge
 from headrace.schemas.record import TP, Headers, Out
 
 logger = logging.getLogger(__name__)
@@ -29,17 +29,7 @@ logger = logging.getLogger(__name__)
 HEADER_ROOM_BYTES = 64 * 1024
 """Within this much of the limit, an answer's size is computed exactly."""
 
-Answer: TypeAlias = tuple[Entry, bytes, Headers]
 Ordering: TypeAlias = PreserveOrdering[list[Answer]]
-
-
-class Encoder(Protocol):
-    """Writes answers: `headrace.schemas.answers.ResponseEncoder`, or a mapping of own topics."""
-
-    def encode(
-        self, batch: Batch, responses: Responses, *, response_index: int | None = None
-    ) -> Sequence[Answer]:
-        """Encode one response for each covered entry that did not fail; numbered where decoupled."""
 
 
 class Healthy(Protocol):
@@ -102,6 +92,7 @@ class Answering:
         dead_letters: tuple[str, int],
         max_record_bytes: int,
         clock: Clock,
+        count_refused: Callable[[Reason], None] = lambda _: None,
     ) -> None:
         """Keep the parts; versions are added by whoever loads them.
 
@@ -112,6 +103,7 @@ class Answering:
             dead_letters: Topic and partition count of dead letters.
             max_record_bytes: Largest record that the log publishes, key and headers included.
             clock: Time.
+            count_refused: Told of each request that is answered with an error without running.
         """
         self.versions: dict[int, Version] = {}
         self._model_name = model_name
@@ -120,20 +112,31 @@ class Answering:
         self._dead_letters = dead_letters
         self._max_bytes = max_record_bytes
         self._clock = clock
+        self._count_refused = count_refused
         self._partitions: Mapping[TP, Partition] = {}
         self._settler: Settler | None = None
         self._room_made: Callable[[], None] = lambda: None
+        self._failed: Callable[[BaseException], None] = lambda _: None
 
     def attach(
         self,
         partitions: Mapping[TP, Partition],
         settler: Settler,
         room_made: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
-        """Bring the parts of a new membership; ``room_made`` is called when a batch has left the queue."""
+        """Bring the parts of a new membership.
+
+        Args:
+            partitions: Those that are ours.
+            settler: Publishes.
+            room_made: Called when a batch has left the queue.
+            failed: Called when a scheduler failed.
+        """
         self._partitions = partitions
         self._settler = settler
         self._room_made = room_made
+        self._failed = failed
 
     def healthy(self) -> bool:
         """Whether every instance of every version can execute."""
@@ -168,9 +171,11 @@ class Answering:
         answers: list[Answer] = []
         failures: list[Refusal] = []
         for part in execution.parts:
-            self._encode(version, part, answers, failures)
+            encoded, failed = encode_part(version.encoder, part, decoupled=version.decoupled)
+            answers += encoded
+            failures += failed
         version.observer.executed(
-            batch, execution, output_ns=self._clock.now_ns() - begun_ns, failed=len(failures)
+            batch, execution, output_ns=self._clock.now_ns() - begun_ns, failures=failures
         )
         finished = [entry for entry in batch.entries if entry is not None]
         for entry, error in failures:
@@ -184,8 +189,11 @@ class Answering:
             self._release(version.ordering.done(finished, list(by_entry.values())))
         self._room_made()
 
-    def refused(self, refusals: Sequence[Refusal]) -> None:
+    def refused(self, scheduler: Scheduler, refusals: Sequence[Refusal]) -> None:
         """Answer entries that left the queue without running."""
+        observer = self.versions[scheduler.version].observer
+        for refusal in refusals:
+            observer.refused(refusal.error)
         self.refuse(refusals)
         self._room_made()
 
@@ -198,7 +206,18 @@ class Answering:
             exc,
         )
         error = BackendError(f"the instance of model '{self._model_name}' died: {exc!r}")
-        self.refuse([Refusal(entry, error) for entry in batch.entries if entry is not None])
+        lost = [Refusal(entry, error) for entry in batch.entries if entry is not None]
+        self.refused(scheduler, lost)
+
+    def failed(self, scheduler: Scheduler, exc: BaseException) -> None:
+        """Pass on that the scheduler itself failed: a bug, after which nothing of it can be trusted (FAULTS B42)."""
+        logger.error(
+            "the scheduler of model '%s' version %d failed: %r",
+            self._model_name,
+            scheduler.version,
+            exc,
+        )
+        self._failed(exc)
 
     def skipped(self, part: Partition) -> None:
         """Let a position be committed that moved without an answer: the records were finished before."""
@@ -215,7 +234,7 @@ class Answering:
             answers.append((entry, *self._error(entry, error, entry.model_version)))
             finished.append(entry)
             errors[id(entry)] = error
-            self._count_refusal(entry, error)
+            self._count_refused(error.reason)
         copies = [(entry, self._dead_letter(entry, errors[id(entry)])) for entry in dead_letters]
         self._publish(answers, finished, copies)
         for version in self.versions.values():
@@ -230,46 +249,8 @@ class Answering:
         answers = [answer for _, waiting in released for answer in waiting]
         self._publish(answers, [entry for entry, _ in released])
 
-    def _encode(
-        self, version: Version, part: Part, answers: list[Answer], failures: list[Refusal]
-    ) -> None:
-        entries = part.batch.entries
-        if part.error is not None:
-            failures += [Refusal(entry, part.error) for entry in entries if entry is not None]
-            return
-        encoded: list[Answer] = []
-        failed: list[Refusal] = []
-        try:
-            numbers: Iterable[tuple[Responses, int | None]]
-            if version.decoupled:
-                numbers = numbered(part.batch, part.responses)
-            else:
-                numbers = [(responses, None) for responses in part.responses]
-            for responses, number in numbers:
-                encoded += version.encoder.encode(part.batch, responses, response_index=number)
-                for index, error in responses.errors.items():
-                    entry = entries[index]
-                    if entry is not None:
-                        failed.append(Refusal(entry, error))
-        except (
-            InferError
-        ) as exc:  # the columns do not fit the configuration: no part of them is trusted
-            failures += [Refusal(entry, exc) for entry in entries if entry is not None]
-            return
-        answers += encoded
-        failures += failed
-
     def _error(self, entry: Entry, error: InferError, version: str) -> tuple[bytes, Headers]:
         return self._encode_error(entry, error, self._model_name, version)
-
-    def _count_refusal(self, entry: Entry, error: InferError) -> None:
-        """Count queue timeouts and cancels; what never got into a queue is not counted (MX-31)."""
-        if entry.admitted_ns == 0:
-            return
-        for version in self.versions.values():
-            if not entry.model_version or entry.model_version == str(version.scheduler.version):
-                version.observer.refused(error)
-                return
 
     def _publish(
         self,

@@ -88,6 +88,9 @@ def _run(instance: Instance, batch: Batch, *, decoupled: bool) -> list[Responses
     emitted: list[Responses] = []
     try:
         instance.execute(batch, emitted.append)
+        if not decoupled:
+            # Inside, for what a plug-in emits need not even be arrays.
+            _check(instance, batch, emitted)
     except InferError:
         raise
     except MemoryError as exc:
@@ -98,8 +101,6 @@ def _run(instance: Instance, batch: Batch, *, decoupled: bool) -> list[Responses
         raise BackendError(
             f"instance '{instance.name}' failed: {type(exc).__name__}: {exc}"
         ) from exc
-    if not decoupled:
-        _check(instance, batch, emitted)
     return emitted
 
 

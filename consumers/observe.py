@@ -6,8 +6,11 @@ client's value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from headrace.consumers.batcher import Refusal
 from headrace.consumers.execution import Execution
-from headrace.schemas.batch import Batch, Entry
+from headrace.schemas.batch import Batch
 from headrace.schemas.errors import InferError, Reason
 from headrace.streams.status import Failure, ModelCounts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -86,36 +89,43 @@ class ModelObserver:
         self._request = metrics.request.labels(model, str(version))
         self._rows = metrics.rows.labels(model, str(version))
 
-    def executed(self, batch: Batch, execution: Execution, *, output_ns: int, failed: int) -> None:
+    def executed(
+        self,
+        batch: Batch,
+        execution: Execution,
+        *,
+        output_ns: int,
+        failures: Sequence[Refusal],
+    ) -> None:
         """Count a batch that ran.
 
         Args:
             batch: The batch.
             execution: What became of it.
             output_ns: Time to split and encode its outputs.
-            failed: Entries that were answered with an error.
+            failures: Entries that are answered with an error.
         """
         entries = [entry for entry in batch.entries if entry is not None]
-        number = len(entries)
         arrived = [entry.admitted_ns for entry in entries]
         started, ended = execution.started_ns, execution.ended_ns
         done = ended + output_ns
+        oldest = min(arrived)
         counts = self.counts
         counts.exec_count += execution.executions
-        counts.failure[Failure.BACKEND] += failed
-        oldest = min(arrived)
-        if failed == 0:
-            total = sum(arrived)
-            counts.success += number
-            counts.inference_count += sum([entry.rows for entry in entries])
-            counts.queue_us += (number * started - total) // 1000
-            counts.request_us += (number * done - total) // 1000
-            # Triton adds a batch's compute time once for each of its requests.
-            counts.compute_input_us += number * (execution.gathered_ns - started) // 1000
-            counts.compute_infer_us += number * (ended - execution.gathered_ns) // 1000
-            counts.compute_output_us += number * output_ns // 1000
-        else:
-            self._count_partly(execution, output_ns)
+        if failures:
+            counts.failure[Failure.BACKEND] += len(failures)
+            failed = {id(failure.entry) for failure in failures}
+            entries = [entry for entry in entries if id(entry) not in failed]
+            arrived = [entry.admitted_ns for entry in entries]
+        number, total = len(entries), sum(arrived)
+        counts.success += number
+        counts.inference_count += sum([entry.rows for entry in entries])
+        counts.queue_us += (number * started - total) // 1000
+        counts.request_us += (number * done - total) // 1000
+        # Triton adds a batch's compute time once for each of its requests.
+        counts.compute_input_us += number * (execution.gathered_ns - started) // 1000
+        counts.compute_infer_us += number * (ended - execution.gathered_ns) // 1000
+        counts.compute_output_us += number * output_ns // 1000
         self._queue.observe((started - oldest) / 1e9)
         self._compute.observe((ended - started) / 1e9)
         self._request.observe((done - oldest) / 1e9)
@@ -132,29 +142,3 @@ class ModelObserver:
                 self.counts.failure[Failure.BACKEND] += 1
             case _:
                 self.counts.failure[Failure.OTHER] += 1
-
-    def _count_partly(self, execution: Execution, output_ns: int) -> None:
-        """Count the successes of a batch in which some failed."""
-        counts = self.counts
-        for part in execution.parts:
-            if part.error is not None:
-                continue
-            errors = {index for responses in part.responses for index in responses.errors}
-            good: list[Entry] = [
-                entry
-                for index, entry in enumerate(part.batch.entries)
-                if entry is not None and index not in errors
-            ]
-            number = len(good)
-            counts.success += number
-            counts.inference_count += sum(entry.rows for entry in good)
-            arrived = sum(entry.admitted_ns for entry in good)
-            done = execution.ended_ns + output_ns
-            counts.queue_us += (number * execution.started_ns - arrived) // 1000
-            counts.request_us += (number * done - arrived) // 1000
-            infer_ns = execution.ended_ns - execution.gathered_ns
-            counts.compute_input_us += (
-                number * (execution.gathered_ns - execution.started_ns) // 1000
-            )
-            counts.compute_infer_us += number * infer_ns // 1000
-            counts.compute_output_us += number * output_ns // 1000

@@ -16,6 +16,7 @@ from headrace.consumers.execution import Execution, execute
 from headrace.consumers.pool import Done, Work
 from headrace.consumers.settings import Clock
 from headrace.schemas.batch import Batch, Entry
+from headrace.schemas.errors import Reason
 from headrace.schemas.record import TP
 
 
@@ -39,11 +40,14 @@ class Outcomes(Protocol):
     def executed(self, scheduler: Scheduler, batch: Batch, execution: Execution) -> None:
         """A batch ran; its instance already has its next one."""
 
-    def refused(self, refusals: Sequence[Refusal]) -> None:
+    def refused(self, scheduler: Scheduler, refusals: Sequence[Refusal]) -> None:
         """Entries left the queue without running."""
 
     def broken(self, scheduler: Scheduler, batch: Batch, exc: BaseException) -> None:
         """An instance's thread died with a batch (FAULTS B42)."""
+
+    def failed(self, scheduler: Scheduler, exc: BaseException) -> None:
+        """The scheduler itself failed, by a bug: what it holds may never be answered, so somebody must know."""
 
 
 class Scheduler:
@@ -89,6 +93,13 @@ class Scheduler:
         """Queue entries and start what can start; returns those that the queue has no room for."""
         refusals = self.batcher.offer(entries, self._now_ns())
         self.dispatch()
+        while full := [r.entry for r in refusals if r.error.reason is Reason.QUEUE_FULL]:
+            # A block comes all at once: what found the queue full may fit after the batches that just left it.
+            others = [r for r in refusals if r.error.reason is not Reason.QUEUE_FULL]
+            refusals = [*others, *self.batcher.offer(full, self._now_ns())]
+            if len(refusals) == len(others) + len(full):
+                break
+            self.dispatch()
         return refusals
 
     def dispatch(self) -> None:
@@ -119,7 +130,7 @@ class Scheduler:
         """Answer and remove the queued entries with these correlation ids."""
         refusals = self.batcher.cancel(ids)
         if refusals:
-            self._outcomes.refused(refusals)
+            self._outcomes.refused(self, refusals)
             self.dispatch()
 
     def close(self) -> None:
@@ -129,14 +140,17 @@ class Scheduler:
             self._timer = None
 
     def _done(self, batch: Batch, number: int, outcome: Execution | BaseException) -> None:  # noqa: ARG002  # the pool's callback shape
-        self.executing -= len(batch)
-        self.batcher.done(batch, self._now_ns())
-        # The next batch first: the model runs while we encode this one's answers.
-        self.dispatch()
-        if isinstance(outcome, Execution):
-            self._outcomes.executed(self, batch, outcome)
-        else:
-            self._outcomes.broken(self, batch, outcome)
+        try:
+            self.executing -= len(batch)
+            self.batcher.done(batch, self._now_ns())
+            # The next batch first: the model runs while we encode this one's answers.
+            self.dispatch()
+            if isinstance(outcome, Execution):
+                self._outcomes.executed(self, batch, outcome)
+            else:
+                self._outcomes.broken(self, batch, outcome)
+        except Exception as exc:  # noqa: BLE001  # a callback of the loop: nobody else would hear of it (FAULTS B42)
+            self._outcomes.failed(self, exc)
 
     def _set_timer(self) -> None:
         wake_ns = self.batcher.wake_at()
@@ -153,7 +167,10 @@ class Scheduler:
 
     def _tick(self) -> None:
         self._timer = None
-        refusals = self.batcher.expire(self._now_ns())
-        if refusals:
-            self._outcomes.refused(refusals)
-        self.dispatch()
+        try:
+            refusals = self.batcher.expire(self._now_ns())
+            if refusals:
+                self._outcomes.refused(self, refusals)
+            self.dispatch()
+        except Exception as exc:  # noqa: BLE001  # as in `_done`
+            self._outcomes.failed(self, exc)

@@ -179,6 +179,7 @@ class Worker:
             dead_letters=(topology.dead_letters, dead_letters),
             max_record_bytes=self._log.max_record_bytes,
             clock=clock,
+            count_refused=lambda reason: self._metrics.refused.labels(name, reason.value).inc(),
         )
         for number, version in model.versions.items():
             answering.versions[number] = self._version(name, version, answering)
@@ -213,12 +214,14 @@ class Worker:
             clock=self._clock,
         )
         observer = ModelObserver(name, loaded.version, self._metrics)
+        batching = loaded.config.dynamic_batching
         return Version(
             scheduler,
             pool,
             ResponseEncoder(loaded.signature),
             observer,
             decoupled=loaded.config.decoupled,
+            preserve_ordering=batching is not None and batching.preserve_ordering,
         )
 
     async def _read_cancels(self) -> None:

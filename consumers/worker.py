@@ -169,7 +169,7 @@ class ModelWorker:
         )
         self.source, self._intake, self._settler = source, intake, settler
         self.assignment.attach(source, delivery, settler)
-        self.answering.attach(self.partitions, settler, self._room_made)
+        self.answering.attach(self.partitions, settler, self._room_made, self._scheduler_failed)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -267,6 +267,11 @@ class ModelWorker:
         if self._intake is not None and self.source is not None:
             self._intake.room_made(self.source)
 
+    def _scheduler_failed(self, exc: BaseException) -> None:
+        """End with the bug: requests that hang behind a queue nobody serves must not look served (FAULTS B42)."""
+        self.trouble = f"its scheduler failed: {exc!r}"
+        self._start(_raise(exc))
+
     async def _is_pointless(self) -> bool:
         """Whether answers wait for a topic that is gone: joining again addresses them anew."""
         try:
@@ -291,6 +296,10 @@ def _first(group: BaseExceptionGroup[LogError]) -> LogError:
     """Return the first leaf, preferring one that no later try can mend."""
     leaves = [_first(e) if isinstance(e, BaseExceptionGroup) else e for e in group.exceptions]
     return next((leaf for leaf in leaves if not leaf.retriable), leaves[0])
+
+
+async def _raise(exc: BaseException) -> None:
+    raise exc
 
 
 async def _wait(stop: asyncio.Event, timeout_s: float) -> None:

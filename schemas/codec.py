@@ -124,8 +124,13 @@ def encode_error_value(
     content_type: str,
 ) -> Encoded:
     """Write an error answer's value; its code and reason word also stand in the headers."""
-    if len(error.detail) > MAX_DETAIL:
-        error = InferError(error.detail[:MAX_DETAIL] + "…", reason=error.reason, code=error.code)
+    detail = error.detail
+    if len(detail) > MAX_DETAIL:
+        detail = detail[:MAX_DETAIL] + "…"
+    if not detail.isascii():  # a plug-in's own words may hold half a pair of surrogates
+        detail = detail.encode("utf-8", "backslashreplace").decode()
+    if detail is not error.detail:
+        error = InferError(detail, reason=error.reason, code=error.code)
     if content_type == AVRO:
         return Encoded(avro.write_error(id, model, error), AVRO)
     if content_type == PROTOBUF:
