@@ -261,7 +261,6 @@ def test_versions_must_agree_with_the_one_configuration_of_the_model(tmp_path, o
         ("max_batch_size: -1", "max_batch_size", "-1", "expected a non-negative integer"),
         ('platform: "ensemble" ensemble_scheduling {}', "ensemble_scheduling", "{}", "does not chain models"),
         ("sequence_batching {}", "sequence_batching", "{}", "no sequence batcher"),
-        ("response_cache { enable: true }", "response_cache.enable", "true", "no response cache"),
         ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled", "true",
          "exactly one response per request"),
         ("version_policy { specific { versions: [4] } }", "version_policy", "specific", "found 1"),
