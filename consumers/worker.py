@@ -220,6 +220,7 @@ class ModelWorker:
             self._drop(tp)
         self.partitions.clear()
         self.source = self._intake = self._settler = None
+        self.trouble = self.trouble or "it has left its group"
 
     def _new_assignment(self) -> Assignment:
         return Assignment(
