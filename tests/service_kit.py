@@ -7,6 +7,7 @@ answer, dead letters, committed offsets, metrics. Nothing here knows what a test
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Self
 
 import aiohttp
+import numpy as np
 from aiokafka import AIOKafkaProducer
 from headrace.backends.backend import Backend, find_backend
 from headrace.consumers.pool import Pool
 from headrace.consumers.service import Worker
 from headrace.consumers.settings import WorkerSettings
 from headrace.repository.repository import Repository
+from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.record import SOURCE, TP, Out, Record
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
@@ -366,3 +369,86 @@ async def serving(
         gatewaying(service, gateway, **(http or {})) as whole,
     ):
         yield whole
+
+
+Play = Callable[[Batch], "Mapping[str, np.ndarray] | None"]
+
+
+class ScriptedBackend:
+    """A backend of a test's own: echoes INPUTi as OUTPUTi unless its script says otherwise.
+
+    Attributes:
+        play: Called in the instance's thread with each batch; what it returns goes out, None is an echo.
+        executions: The request ids of each execution that began, in order.
+        rows: Its rows, in the same order.
+    """
+
+    name = "scripted"
+    default_filename = ""
+    default_cpu_count = 1
+    default_max_batch_size = 0
+    supports_decoupled = False
+    concurrency = 1
+    device = "CPU"
+
+    def __init__(self, play: Play = lambda _: None, *, repeatable: bool = True) -> None:
+        self.play = play
+        self.repeatable = repeatable
+        self.executions: list[list[str]] = []
+        self.rows: list[int] = []
+
+    def __call__(self, name: str) -> Self:
+        """Be found by every name."""
+        return self
+
+    def gpus(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def complete(self, config, path):
+        """Nothing is left open."""
+        return config
+
+    def load(self, config, path) -> Self:
+        """Be the model, too."""
+        return self
+
+    def instance(self, name: str, device: object) -> Self:
+        """And its one instance."""
+        return self
+
+    def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:
+        """Note what came, ask the script, echo."""
+        self.executions.append([entry.id for entry in batch.entries if entry is not None])
+        self.rows.append(batch.rows)
+        outputs = self.play(batch)
+        if outputs is None:
+            outputs = {
+                name.replace("INPUT", "OUTPUT"): array for name, array in batch.inputs().items()
+            }
+        emit(Responses(outputs))
+
+    def healthy(self) -> bool:
+        """Always."""
+        return True
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class Gate:
+    """Lets executions through one by one, when the test says so."""
+
+    def __init__(self) -> None:
+        self._passes = threading.Semaphore(0)
+        self.waiting = 0
+
+    def __call__(self, batch: Batch) -> None:
+        """Wait for a pass: the script of a `ScriptedBackend`."""
+        self.waiting += 1
+        assert self._passes.acquire(timeout=WAIT_S)
+        self.waiting -= 1
+
+    def open(self, passes: int = 1) -> None:
+        """Let so many executions go on, now or later."""
+        self._passes.release(passes)
