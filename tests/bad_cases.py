@@ -322,7 +322,8 @@ def undecodable_cases() -> Iterator[Case]:
         ("an array", b"[1]", ("expected an object", "list")),
         ("a number", b"7", ("expected an object", "int")),
         ("inputs are missing", b"{}", ("'inputs'", "expected an array of objects")),
-        ("a deep nest", b"[" * 100_000, ("nesting depth", "100")),
+        # How deep a parser goes differs by Python's version; a deeper one would be above the limit of a record here.
+        ("a deep nest", b"[" * 3_000, ("failed to parse the request JSON",)),
     ):
         yield Case(f"json: {name}", "pair", value, json_type, texts, answer_type=JSON, **malformed)
 
