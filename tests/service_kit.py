@@ -256,12 +256,15 @@ class Service:
 
 
 def samples(page: str, name: str, **labels: str) -> float:
-    """Return the sum of a page's samples of that name with at least these labels; there must be one."""
+    """Return the sum of a page's samples of that name with at least these labels; there must be one.
+
+    The parser puts ``_total`` behind a counter's name, which Triton's do not have.
+    """
     found = [
         sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
+        if sample.name in (name, f"{name}_total") and labels.items() <= sample.labels.items()
     ]
     assert found, f"no sample {name}{labels} on the page"
     return sum(found)
