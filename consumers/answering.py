@@ -164,6 +164,13 @@ class Answering:
             self._skip(version, dropped)
         return count
 
+    def _backlog(self) -> bool:
+        """Whether some version's queue is longer than what its instances execute."""
+        return any(
+            len(version.scheduler.batcher) > version.scheduler.executing
+            for version in self.versions.values()
+        )
+
     def executed(self, scheduler: Scheduler, batch: Batch, execution: Execution) -> None:
         """Answer a batch that ran."""
         version = self.versions[scheduler.version]
@@ -286,7 +293,7 @@ class Answering:
         for group in groups.values():
             if group.part is not None and group.offsets:
                 settler.put(group.part, group.outs, group.offsets, group.size)
-        settler.schedule(at_once=at_once or self.idle())
+        settler.schedule(at_once=at_once or self.idle(), backlog=self._backlog())
 
     def _bound(self, entry: Entry, out: Out) -> None:
         """Make an answer that does not fit into a record a `too_large` error instead (FAULTS B57)."""

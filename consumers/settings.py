@@ -20,6 +20,7 @@ class WorkerSettings:
         max_record_bytes: A request's value may have at most this many bytes.
         max_poll_records: Records of one poll: bounds how long decoding holds the loop.
         settle_interval_s: How long answers gather before they are published, seconds (DESIGN §5).
+        settle_backlog_interval_s: The same while more waits than the instances can take at once, seconds.
         revoke_grace_s: How long a revocation waits for executing batches, seconds (P-5).
         exit_timeout_s: Budget of a graceful stop, seconds (Triton's ``--exit-timeout-secs``).
         status_interval_s: Heartbeat of status records, seconds.
@@ -38,6 +39,7 @@ class WorkerSettings:
     max_record_bytes: int = 64 * 1024 * 1024
     max_poll_records: int = 512
     settle_interval_s: float = 0.005
+    settle_backlog_interval_s: float = 0.025
     revoke_grace_s: float = 10.0
     exit_timeout_s: float = 30.0
     status_interval_s: float = 1.0

@@ -1,7 +1,10 @@
 """The settle loop: publishes what was answered, and moves the committed positions (DESIGN §5, step 6).
 
 Answers gather per partition for `WorkerSettings.settle_interval_s`, or go at once when somebody awaits one or
-nothing else is in flight. Settles run one after the other: while one awaits its acknowledgements the next one
+nothing else is in flight; behind a backlog, where each waits longer than that anyway, they gather for
+`settle_backlog_interval_s`: a settle costs the broker and the client a request whatever is in it.
+
+Settles run one after the other: while one awaits its acknowledgements the next one
 gathers, so the batches grow with the load by themselves. An offset counts as finished only once its answer is
 acknowledged (FAULTS B22, B97).
 """
@@ -35,6 +38,7 @@ class Settler:
         delivery: Delivery,
         *,
         interval_s: float,
+        backlog_interval_s: float,
         on_lost: Callable[[Partition, Outcome], None],
         on_settled: Callable[[int], None],
         retry_s: float,
@@ -46,6 +50,7 @@ class Settler:
         Args:
             delivery: Where answers go.
             interval_s: How long answers gather.
+            backlog_interval_s: The same while there is a backlog.
             on_lost: A partition's settle was aborted or fenced: nothing of it is committed.
             on_settled: Told how many records were settled; called after each settle.
             retry_s: How long a failing log is tried again before the membership is given up.
@@ -54,6 +59,7 @@ class Settler:
         """
         self._delivery = delivery
         self._interval_s = interval_s
+        self._backlog_interval_s = backlog_interval_s
         self._on_lost = on_lost
         self._on_settled = on_settled
         self._retry_s = retry_s
@@ -80,14 +86,25 @@ class Settler:
         part.answered_bytes += size
         self._dirty[part.tp] = part
 
-    def schedule(self, *, at_once: bool) -> None:
-        """Let the next settle begin at once, or when the interval since the first buffered answer is over."""
-        if not self._dirty:
+    def schedule(self, *, at_once: bool, backlog: bool = False) -> None:
+        """Let the next settle begin at once, or when an interval since now is over; an earlier one stands.
+
+        Args:
+            at_once: Somebody awaits an answer, or nothing else is in flight.
+            backlog: More waits than the instances can take: the longer interval is enough.
+        """
+        if not self._dirty or self._wake.is_set():
             return
         if at_once:
             self._wake.set()
-        elif self._timer is None and not self._wake.is_set():
-            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._wake.set)
+            return
+        loop = asyncio.get_running_loop()
+        when = loop.time() + (self._backlog_interval_s if backlog else self._interval_s)
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(when, self._wake.set)
 
     def forget(self, tp: TP) -> None:
         """Leave a partition out of further settles."""

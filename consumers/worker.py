@@ -153,6 +153,7 @@ class ModelWorker:
         settler = Settler(
             delivery,
             interval_s=self._settings.settle_interval_s,
+            backlog_interval_s=self._settings.settle_backlog_interval_s,
             on_lost=self._settle_failed,
             on_settled=self._settled,
             retry_s=self._settings.settle_retry_s,

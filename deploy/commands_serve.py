@@ -45,6 +45,7 @@ WORKER = (
     "max_partition_span",
     "max_poll_records",
     "settle_interval_ms",
+    "settle_backlog_interval_ms",
     "commit_interval_ms",
     "revoke_grace_secs",
 )

@@ -117,6 +117,7 @@ def worker_settings(settings: Settings) -> WorkerSettings:
         max_partition_span=settings.max_partition_span,
         max_poll_records=settings.max_poll_records,
         settle_interval_s=settings.settle_interval_ms / 1000,
+        settle_backlog_interval_s=settings.settle_backlog_interval_ms / 1000,
         revoke_grace_s=settings.revoke_grace_secs,
         exit_timeout_s=settings.exit_timeout_secs,
     )

@@ -203,7 +203,7 @@ class Settings(BaseSettings):
         json_schema_extra=WORKER,
     )
     max_partition_span: int = Field(
-        16384,
+        10_000,
         ge=1,
         description="Offsets between the oldest unfinished record of a partition and the newest.",
         json_schema_extra=WORKER,
@@ -215,6 +215,12 @@ class Settings(BaseSettings):
         5.0,
         ge=0,
         description="Milliseconds that answers gather before they are published.",
+        json_schema_extra=WORKER,
+    )
+    settle_backlog_interval_ms: float = Field(
+        25.0,
+        ge=0,
+        description="The same while more requests wait than the instances can take at once.",
         json_schema_extra=WORKER,
     )
     commit_interval_ms: int = Field(
