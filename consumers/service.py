@@ -30,6 +30,7 @@ from headrace.schemas.record import TP
 from headrace.schemas.requests import RequestDecoder
 from headrace.streams.cancels import read_cancel
 from headrace.streams.log import LATEST, Log, Span
+from headrace.streams.metrics_text import Series
 from headrace.streams.topology import Topology
 from prometheus_client import CollectorRegistry
 
@@ -122,6 +123,16 @@ class Worker:
             and self._repository.is_ready()
             and all(worker.ready() for worker in self.models.values())
         )
+
+    def series(self) -> list[Series]:
+        """Return this process's counts of every served version, for Triton's metric names (MX-01…MX-10)."""
+        found: list[Series] = []
+        for name, worker in self.models.items():
+            tags = self._repository.models[name].config.metric_tags
+            for number, version in worker.answering.versions.items():
+                version.observer.counts.pending = len(version.scheduler.batcher)
+                found.append(Series(name, number, tags, version.observer.counts))
+        return found
 
     def troubles(self) -> list[str]:
         """Return a sentence for each reason that keeps the worker from being ready."""

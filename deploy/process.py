@@ -44,7 +44,7 @@ from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.http import HttpServer, HttpSettings
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.metrics import MetricsServer, metrics_page
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
         ConfigError: A setting or a repository is wrong.
         LogError: No broker answers, or a topic may not be created.
     """
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there; start times double the page
     stop = asyncio.Event()
     _stop_at_signals(stop, settings.exit_timeout_secs)
     _check_ports(settings, parts)
@@ -217,7 +218,9 @@ async def _working(
         WorkerHttp(
             settings.http_address,
             settings.worker_port,
-            registry=worker.registry if settings.allow_metrics else None,
+            page=(lambda: metrics_page(worker.series(), worker.registry))
+            if settings.allow_metrics
+            else None,
             is_ready=is_ready,
             troubles=worker.troubles,
         ) as http,

@@ -1,4 +1,4 @@
-"""The worker's own port: health for an orchestrator, and Headrace's metrics."""
+"""The worker's own port: health for an orchestrator, and the process's metrics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Self
 
 from aiohttp import web
 from headrace.deploy.failure import port_taken
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from headrace.streams.metrics import TEXT_TYPE
 
 METHODS = ("GET", "HEAD")
 
@@ -26,7 +25,7 @@ class WorkerHttp:
         address: str,
         port: int,
         *,
-        registry: CollectorRegistry | None,
+        page: Callable[[], bytes] | None,
         is_ready: Callable[[], bool],
         troubles: Callable[[], Sequence[str]],
     ) -> None:
@@ -35,13 +34,13 @@ class WorkerHttp:
         Args:
             address: To bind.
             port: 0 is any free one.
-            registry: Metrics to show; None offers none.
+            page: Makes the metrics page; None offers none.
             is_ready: Whether work is taken and done.
             troubles: Sentences that say why not, for whoever asks by hand.
         """
         self.port = port
         self._address = address
-        self._registry = registry
+        self._page = page
         self._is_ready = is_ready
         self._troubles = troubles
 
@@ -74,11 +73,8 @@ class WorkerHttp:
                 return web.Response()
             case "/v2/health/ready":
                 return self._ready()
-            case "/metrics" if self._registry is not None:
-                return web.Response(
-                    body=generate_latest(self._registry),
-                    headers={"Content-Type": CONTENT_TYPE_LATEST},
-                )
+            case "/metrics" if self._page is not None:
+                return web.Response(body=self._page(), headers={"Content-Type": TEXT_TYPE})
         return web.Response(status=404)
 
     def _ready(self) -> web.Response:
