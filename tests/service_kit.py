@@ -240,6 +240,11 @@ class Service:
         self.stop.set()
         await self.running
 
+    async def crash_worker(self) -> None:
+        """End the worker without a word: what it said last stays in the status topic."""
+        self.running.cancel()
+        await asyncio.wait([self.running])
+
     def worker_page(self) -> str:
         """Return the worker's own metrics."""
         return generate_latest(self.worker.registry).decode()
@@ -307,7 +312,9 @@ async def working(
         finally:
             looking.cancel()
             stop.set()
-            await running
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.result()
 
 
 async def _look(service: Service) -> None:
