@@ -56,6 +56,7 @@ from headrace.streams.topology import Topology
 from onnx_models import detector, write_repository
 from service_kit import (
     WAIT_S,
+    Gate,
     Producer,
     ScriptedBackend,
     Service,
@@ -1053,3 +1054,52 @@ async def test_B36_whatever_a_backend_gives_ends_as_an_answer(root: Path, output
     assert words in run.error(0).detail
     assert run.values(1) == [[2.0, -2.0]]
     assert run.is_ready
+
+
+# DB-03: answers in the order of arrival.
+
+
+async def two_instances_finish_in_turn(root: Path, *, ordered: bool = True) -> list[str]:
+    """Return the ids in the order of their answers: the first request executes until the second is done.
+
+    A third, which is refused, comes last and is answered at once: when its answer is there, whatever was not held
+    back has left.
+    """
+    gate = Gate()
+
+    def play(batch: Batch) -> None:
+        if batch.entries[0].id == "first":
+            gate(batch)
+
+    text = config(max_batch=1, batching=f"preserve_ordering: {str(ordered).lower()}")
+    text += "\ninstance_group [{ count: 2 kind: KIND_CPU }]"
+    topology = Topology(prefix=f"o{uuid.uuid4().hex[:8]}", partitions=1, reply_partitions=1)
+    backend = ScriptedBackend(play)
+    async with (
+        MemoryLog() as log,
+        loaded(write_models(root / "models", {"m": text}), backend) as repository,
+        working(log, repository, topology) as service,
+        Tap(log, topology.results("m")) as tap,
+    ):
+        producer = Producer(log, {})
+        good = [Ask(InferRequest((fp32((1, 2)),), id=name)) for name in ("first", "second")]
+        sources = await producer.send([_out(topology, ask) for ask in good])
+        scheduler = version_of(service.worker).scheduler
+        await until(lambda: gate.waiting == 1 and scheduler.executing == 1)
+        refused = Ask(InferRequest((fp32((1, 2, 3)),), id="refused"))
+        sources += await producer.send([_out(topology, refused)])
+        await tap.answered(sources[2:])
+        gate.open()
+        await tap.answered(sources)
+        return [dict(record.headers)["id"].decode() for record in tap.records]
+
+
+async def test_DB03_preserve_ordering_holds_an_answer_back(root: Path) -> None:
+    """The second is done first and leaves behind the first; a refusal waits for nobody."""
+    assert await two_instances_finish_in_turn(root) == ["refused", "first", "second"]
+
+
+async def test_DB03_without_it_answers_leave_as_they_come(root: Path) -> None:
+    """So the test above can fail."""
+    found = await two_instances_finish_in_turn(root, ordered=False)
+    assert found.index("second") < found.index("first")
