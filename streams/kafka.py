@@ -18,6 +18,7 @@ from headrace.schemas.record import TP
 from headrace.streams.kafka_admin import KafkaAdmin
 from headrace.streams.kafka_client import EMBEDDED_CLUSTER, hush, translated
 from headrace.streams.kafka_delivery import KafkaDelivery
+from headrace.streams.kafka_foreign import read_any_header_name
 from headrace.streams.kafka_producer import KafkaProducer, KafkaPublisher
 from headrace.streams.kafka_properties import translate
 from headrace.streams.kafka_reader import KafkaReader
@@ -90,6 +91,7 @@ class KafkaLog:
     async def __aenter__(self) -> Self:
         """Reach a broker; `LogError` with one sentence if none answers, or none lets us in."""
         hush()
+        read_any_header_name()
         for warning in self.warnings:
             logger.warning("%s", warning)
         await self._reach()

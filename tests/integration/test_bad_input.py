@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.record.util import calc_crc32c
 from bad_cases import (
     MAX_BATCH,
     MAX_INPUT_BYTES,
@@ -510,3 +513,63 @@ async def test_B32_B33_a_planted_bug_is_found(
     with pytest.raises(AssertionError, match=complaint):
         async with make() as log:
             check_all(await run(log, {}, root, FEW, wait_s=1.0), FEW)
+
+
+# A header's name is a string by the protocol, and whatever bytes it was given by clients in C.
+
+
+async def send_foreign(properties: Mapping[str, str], topic: str, *outs: Out) -> list[str]:
+    """Write records, each with one more header whose name is no UTF-8; return their sources."""
+    sources = []
+    async with AIOKafkaProducer(bootstrap_servers=properties["bootstrap.servers"]) as producer:
+        for out in outs:
+            batch = producer.create_batch()
+            headers = [*out.headers, ("zzzzz", b"v")]
+            batch.append(timestamp=None, key=out.key, value=out.value, headers=headers)
+            built = bytearray(batch._build().replace(b"zzzzz", b"\xff\xfe\x80\xff\xfe"))
+            struct.pack_into(">I", built, 17, calc_crc32c(memoryview(built)[21:]))
+            batch._buffer = built
+            written = await (await producer.send_batch(batch, topic, partition=out.partition))
+            sources.append(f"{topic}/{out.partition}/{written.offset}")
+    return sources
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+async def test_B32_header_names_that_are_no_text_stop_nobody(
+    request: pytest.FixtureRequest, root: Path, kind: str
+) -> None:
+    """Neither the worker's partitions nor what a gateway and a worker read without a group."""
+    properties = request.getfixturevalue(f"{kind}_properties")
+    topology = Topology(prefix=f"names-{uuid.uuid4().hex[:8]}", partitions=1, reply_partitions=1)
+    value, headers, expected = good("pair", 1)
+    record = Out("", 0, b"k", value, headers)
+    broken = Out("", 0, b"k", b"\xff", [("x-mine", b"1")])
+    stray = Out("", 0, b"k", b"{}")
+    async with (
+        KafkaLog(properties) as log,
+        serving(log, root, topology) as service,
+        Tap(log, topology.results("pair")) as tap,
+        Tap(log, topology.dead_letters) as letters,
+    ):
+        for topic in (topology.cancels, topology.status, topology.replies):
+            await send_foreign(properties, topic, stray)
+        sources = await send_foreign(properties, topology.requests("pair"), record, broken, record)
+        sources += await Producer(log, properties).send(
+            [Out(topology.requests("pair"), 0, b"k", value, headers)]
+        )
+        await tap.answered(sources)
+        await until(lambda: letters.records)
+        assert await is_lively(service)
+        assert service.never_unready
+        answers = tap.by_source()
+        await service.stop_worker()
+    for number, source in enumerate(sources):
+        (answer,) = answers[source]
+        if number == 1:
+            assert dict(answer.headers)["reason"] == b"undecodable"
+            assert dict(answer.headers)["x-mine"] == b"1"
+            continue
+        found = decode_response(answer.value, answer.headers)
+        assert {t.name: t.numpy().tolist() for t in found.outputs} == expected
+    (letter,) = letters.records
+    assert dict(letter.headers)["\\xff\\xfe\\x80\\xff\\xfe"] == b"v"
