@@ -21,6 +21,12 @@ from headrace.streams.log import Delivery, Source
 
 logger = logging.getLogger(__name__)
 
+FLUSH_S = 1.0
+"""Of a revocation's time so much at most, and a quarter, is kept for the commit at its end, seconds."""
+
+PROGRESS_S = 0.1
+"""How often a revocation looks whether what executes has ended: not all ends with a settle."""
+
 FIRST_RETRY_S = 0.1
 """First pause after a failed takeover, doubled up to ``restart_backoff_s``."""
 
@@ -85,18 +91,26 @@ class Assignment:
             part.held.clear()
             self._settler.schedule(at_once=True)
         clock = asyncio.get_running_loop().time
-        while any(part.in_flight > 0 for part in parts) and clock() < deadline:
-            await self._settler.progress(deadline - clock())
-        await self._flush(deadline - clock())
-        for part in parts:
-            if part.in_flight > 0:
-                logger.warning(
-                    "%s/%d is handed over with %d records unanswered: their new owner answers them",
-                    part.tp.topic,
-                    part.tp.partition,
-                    part.in_flight,
-                )
-            await self._forget(part)
+        # Beyond the deadline the source gives up on us: leave time to commit what is settled by then.
+        waits_until = deadline - min(FLUSH_S, (deadline - clock()) / 4)
+        try:
+            while any(part.in_flight > 0 for part in parts) and clock() < waits_until:
+                await self._settler.progress(min(PROGRESS_S, waits_until - clock()))
+            await self._flush(deadline - clock())
+            for part in parts:
+                if part.in_flight > 0:
+                    logger.warning(
+                        "%s/%d is handed over with %d records unanswered: their new owner answers them",
+                        *part.tp,
+                        part.in_flight,
+                    )
+                await self._forget(part)
+        finally:
+            # The source may give up on us: whatever still executes, the partition is not ours any more.
+            for part in parts:
+                if self.partitions.get(part.tp) is part:
+                    self._start(self._forget(part))
+                    del self.partitions[part.tp]
 
     def lost(self, tps: Set[TP]) -> None:
         """Drop partitions that are already somebody else's; publish nothing for them (P-7)."""
@@ -174,9 +188,14 @@ class Assignment:
             logger.warning("positions could not be committed before the hand-over: %s", exc)
 
     async def _forget(self, part: Partition) -> None:
-        if self._delivery is not None:
-            await self._delivery.release(part.tp, abort=part.in_flight > 0)
+        """Drop what is buffered for a partition that is not ours any more."""
         if self._settler is not None:
-            self._settler.forget(part.tp)
+            self._settler.forget(part)
         if self.partitions.get(part.tp) is part:
             del self.partitions[part.tp]
+        if self._delivery is None:
+            return
+        try:
+            await self._delivery.release(part.tp, abort=part.in_flight > 0)
+        except LogError as exc:
+            logger.warning("%s/%d is handed over uncommitted: %s", *part.tp, exc.detail)

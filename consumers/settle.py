@@ -106,9 +106,10 @@ class Settler:
             self._timer.cancel()
         self._timer = loop.call_at(when, self._wake.set)
 
-    def forget(self, tp: TP) -> None:
-        """Leave a partition out of further settles."""
-        self._dirty.pop(tp, None)
+    def forget(self, part: Partition) -> None:
+        """Leave a partition out of further settles, unless it is ours under another epoch by now."""
+        if self._dirty.get(part.tp) is part:
+            del self._dirty[part.tp]
 
     async def run(self) -> None:
         """Settle for ever; ends by cancellation, or by a `LogError` of the delivery."""
