@@ -88,6 +88,11 @@ class Intake:
         while len(self._cancelled) > self._settings.max_cancels:
             self._cancelled.popitem(last=False)
 
+    def stop(self, source: Source) -> None:
+        """Admit nothing from now on; polling goes on for the membership's sake."""
+        self.stopped = True
+        self._pause(source, self._partitions.values())
+
     def room_made(self, source: Source) -> None:
         """Look again at what is held and paused: a settle or an execution made room."""
         for part in self._partitions.values():
@@ -104,8 +109,13 @@ class Intake:
             if self.stopped or self._full():
                 timeout_s = 0.0
                 await self._wait_for_room(source)
-            for block in await source.poll(self._settings.max_poll_records, timeout_s):
-                await self._admit(source, block)
+            blocks = await source.poll(self._settings.max_poll_records, timeout_s)
+            # Admitting may wait: a partition that was taken over since this poll has sought back, and the gap
+            # before its block would look like a hole in the log.
+            parts = [self._partitions.get(block.tp) for block in blocks]
+            for part, block in zip(parts, blocks, strict=True):
+                if part is not None and not self.stopped:
+                    await self._admit(source, part, block)
             # The client hands out what it has prefetched without suspending; let the answers go out too.
             await asyncio.sleep(0)
 
@@ -146,24 +156,30 @@ class Intake:
         if ready:
             source.resume({part.tp for part in ready})
 
-    async def _admit(self, source: Source, block: Block) -> None:
-        part = self._partitions.get(block.tp)
-        if part is None or not part.active or part.source_epoch != block.epoch:
+    async def _admit(self, source: Source, part: Partition, block: Block) -> None:
+        if not self._is_ours(part) or part.source_epoch != block.epoch:
             return  # prefetched before the partition changed hands (FAULTS B16)
         records = part.ledger.admit(block.records)
         if not records:
             self._admission.skipped(part)
             return
+        size = sum([len(r.value) for r in records if r.value is not None])
         part.in_flight += len(records)
-        part.in_flight_bytes += sum([len(r.value) for r in records if r.value is not None])
-        decoded = self._decoder.decode(block.tp, part.epoch, records)
-        epoch = part.epoch
+        part.in_flight_bytes += size
+        if size > self._settings.max_inline_bytes:
+            # Heartbeats share the loop with us (FAULTS B2).
+            decoded = await asyncio.to_thread(self._decoder.decode, block.tp, part.epoch, records)
+        else:
+            decoded = self._decoder.decode(block.tp, part.epoch, records)
         failed = [failure.entry for failure in decoded.failures]
         unknown = self._placement.unknown(chain(failed, *decoded.by_version.values()))
         if unknown:
             await self._placement.learn(unknown)
-            if self._partitions.get(block.tp) is not part or part.epoch != epoch:
-                return  # revoked meanwhile; whoever owns it now reads these records
+        if self.stopped or not self._is_ours(part):
+            # Revoked, taken over anew or draining since: whoever owns it next reads these records.
+            part.in_flight -= len(records)
+            part.in_flight_bytes -= size
+            return
         for entry in failed:
             self._placement.resolve(entry)
         if decoded.failures:
@@ -175,6 +191,9 @@ class Intake:
             self._offer(part, version, self._screen(entries))
         if part.held or not part.ledger.may_admit():
             self._pause(source, (part,))
+
+    def _is_ours(self, part: Partition) -> bool:
+        return part.active and self._partitions.get(part.tp) is part
 
     def _screen(self, entries: list[Entry]) -> list[Entry]:
         """Refuse what must not be queued (reply address, cancelled) and set absolute deadlines."""

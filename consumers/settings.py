@@ -19,6 +19,8 @@ class WorkerSettings:
             finished ones between travel in each commit's metadata).
         max_record_bytes: A request's value may have at most this many bytes.
         max_poll_records: Records of one poll: bounds how long decoding holds the loop.
+        max_inline_bytes: A poll's records of one partition with more bytes are decoded in a thread: 1 MiB of JSON
+            holds the loop for 30 ms (FAULTS B2).
         settle_interval_s: How long answers gather before they are published, seconds (DESIGN §5).
         settle_backlog_interval_s: The same while more waits than the instances can take at once, seconds.
         revoke_grace_s: How long a revocation waits for executing batches, seconds (P-5).
@@ -38,6 +40,7 @@ class WorkerSettings:
     max_partition_span: int = 10_000
     max_record_bytes: int = 64 * 1024 * 1024
     max_poll_records: int = 512
+    max_inline_bytes: int = 1024 * 1024
     settle_interval_s: float = 0.005
     settle_backlog_interval_s: float = 0.025
     revoke_grace_s: float = 10.0

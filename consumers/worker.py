@@ -200,8 +200,9 @@ class ModelWorker:
         """Stop admitting, finish what is queued, settle and commit, within the exit budget (FAULTS B68)."""
         assert self._intake is not None
         assert self._settler is not None
+        assert self.source is not None
         self.draining = True
-        self._intake.stopped = True
+        self._intake.stop(self.source)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._settings.exit_timeout_s
         for part in self.partitions.values():
