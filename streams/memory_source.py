@@ -324,7 +324,8 @@ class MemoryDelivery:
 
     async def _settle(self, owner: TP, position: Position) -> Outcome:
         if not self._owns(owner, position.epoch):
-            return Outcome.FENCED  # since this call began: what is buffered may be the next epoch's
+            # Since this call began: what is buffered may be the next epoch's.
+            return Outcome.FENCED
         for buffer in (self._outs, self._late):
             outs = buffer.pop(owner, [])
             try:
