@@ -298,12 +298,20 @@ class Answering:
     def _bound(self, entry: Entry, out: Out) -> None:
         """Make an answer that does not fit into a record a `too_large` error instead (FAULTS B57)."""
         size = record_bytes(out.key, out.value, out.headers)
-        if size > self._max_bytes:
-            error = TooLarge(
-                f"the answer of {size} bytes is above the limit of {self._max_bytes} bytes of a "
-                "record (max.request.size)"
-            )
-            out.value, out.headers = self._error(entry, error, entry.model_version)
+        if size <= self._max_bytes:
+            return
+        error = TooLarge(
+            f"the answer of {size} bytes is above the limit of {self._max_bytes} bytes of a record "
+            "(max.request.size)"
+        )
+        out.value, out.headers = self._error(entry, error, entry.model_version)
+        if record_bytes(out.key, out.value, out.headers) > self._max_bytes:
+            # What should come back untouched is itself too much: the source alone says whose answer this is.
+            bare = Entry()
+            bare.tp, bare.record, bare.content_type = entry.tp, entry.record, entry.content_type
+            bare.accept = entry.accept
+            out.key = None
+            out.value, out.headers = self._error(bare, error, "")
 
     def _dead_letter(self, entry: Entry, error: InferError) -> Out:
         topic, partitions = self._dead_letters

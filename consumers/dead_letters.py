@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import InferError
-from headrace.schemas.record import TP, Headers, Out
+from headrace.schemas.record import TP, Header, Headers, Out
 
 PREFIX = "dead-letter-"
 MAX_DETAIL_CHARS = 2000
@@ -34,26 +34,32 @@ def dead_letter(
         error: Why.
         model_name: Whose topic it came from.
         target: The dead-letter topic's partition.
-        max_record_bytes: Largest record: a value that our headers push above it is left out, and a header says so.
+        max_record_bytes: Largest record: a value that our headers push above it is left out, and a header says so;
+            then the key and the record's own headers, if these alone are too much.
     """
     record = entry.record
     tp = entry.tp
-    headers = [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
-    headers += [
+    theirs = [(name, value) for name, value in record.headers if not name.startswith(PREFIX)]
+    ours: list[Header] = [
         (f"{PREFIX}source", f"{tp.topic}/{tp.partition}/{record.offset}".encode()),
         (f"{PREFIX}timestamp", str(record.timestamp).encode()),
         (f"{PREFIX}model", model_name.encode()),
         (f"{PREFIX}version", entry.model_version.encode()),
         (f"{PREFIX}status", error.code.encode()),
         (f"{PREFIX}reason", error.reason.encode()),
-        (f"{PREFIX}detail", error.detail[:MAX_DETAIL_CHARS].encode()),
+        (f"{PREFIX}detail", error.detail[:MAX_DETAIL_CHARS].encode("utf-8", "backslashreplace")),
         (f"{PREFIX}class", type(error).__name__.encode()),
         (f"{PREFIX}attempts", b"1"),
     ]
     value = record.value
     if value is None and record.key is None:
         value = b""  # neither key nor value is no record; the reason says that the value was null
-    if record_bytes(record.key, value, headers) > max_record_bytes:
-        headers.append((f"{PREFIX}omitted-bytes", str(len(value or b"")).encode()))
+    key = record.key
+    if record_bytes(key, value, [*theirs, *ours]) > max_record_bytes:
+        ours.append((f"{PREFIX}omitted-bytes", str(len(value or b"")).encode()))
         value = b""
-    return Out(target.topic, target.partition, record.key, value, headers)
+    if record_bytes(key, value, [*theirs, *ours]) > max_record_bytes:
+        ours.append((f"{PREFIX}omitted-headers", str(len(theirs)).encode()))
+        ours.append((f"{PREFIX}omitted-key-bytes", str(len(key or b"")).encode()))
+        theirs, key = [], None
+    return Out(target.topic, target.partition, key, value, [*theirs, *ours])

@@ -47,6 +47,10 @@ from headrace.schemas.record import (
 MAX_UINT64 = 2**64 - 1
 MAX_INT64 = 2**63 - 1
 MAX_PARTITION = 2**31 - 1
+MAX_ID_BYTES = 8 * 1024
+"""Bytes of a request's id: it stands in its answer twice, and an answer must fit into a record."""
+MAX_ECHO_BYTES = 32 * 1024
+"""Bytes of the names and values of all headers that come back untouched, for the same reason."""
 _SHOWN_BYTES = 60
 _MEDIA_TYPES = {name.encode(): name for name in CONTENT_TYPES}
 
@@ -71,6 +75,20 @@ def text_of(name: str, raw: bytes | None) -> str:
         return raw.decode()  # type: ignore[union-attr]  # None is met below
     except (AttributeError, UnicodeDecodeError):
         raise _invalid(name, raw, "UTF-8 text") from None
+
+
+def checked_id(text: str) -> str:
+    """Return a request's id as it is.
+
+    Raises:
+        InvalidRequest: It is longer than an answer can hold.
+    """
+    if len(text) > MAX_ID_BYTES // 4 and len(text.encode()) > MAX_ID_BYTES:
+        raise InvalidRequest(
+            f"the id has {len(text)} characters, expected at most {MAX_ID_BYTES} bytes",
+            reason=Reason.INVALID_HEADER,
+        )
+    return text
 
 
 def number_of(name: str, raw: bytes | None, top: int) -> int:
@@ -217,7 +235,8 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
             if name == CONTENT_TYPE and raw in _MEDIA_TYPES:
                 entry.content_type = _MEDIA_TYPES[raw]
             elif name == ID:
-                entry.id = raw.decode()
+                text = raw.decode()
+                entry.id = text if len(raw) <= MAX_ID_BYTES else checked_id(text)
             elif name in _ECHOED:
                 if name in _CORRELATION_IDS:
                     entry.correlation_id = _opaque(name, raw)
@@ -233,7 +252,14 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
         except (AttributeError, UnicodeDecodeError):
             error = error or _invalid(name, raw, "UTF-8 text")
     if correlation:
-        entry.correlation = tuple(correlation)
+        echo = sum([len(name) + len(raw) for name, raw in correlation])
+        if echo <= MAX_ECHO_BYTES:
+            entry.correlation = tuple(correlation)
+        else:
+            error = error or InvalidRequest(
+                f"the headers to send back have {echo} bytes, expected at most {MAX_ECHO_BYTES}",
+                reason=Reason.INVALID_HEADER,
+            )
     if has_sequence:
         try:
             entry.sequence_id = _sequence_id(headers)

@@ -12,13 +12,16 @@ from typing import NamedTuple
 from headrace.schemas.batch import Entry
 from headrace.schemas.codec import decode_request
 from headrace.schemas.errors import InferError, NotFound, Reason, TooLarge, UndecodableRecord
-from headrace.schemas.headers import read_headers
+from headrace.schemas.headers import checked_id, read_headers
 from headrace.schemas.layout import Layouts, request_fields
 from headrace.schemas.record import AVRO, TP, Record
 from headrace.schemas.signature import Signature
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """Default limit of a request's value, as for a request over HTTP (SEMANTICS PB-24)."""
+
+MAX_VERSION_CHARS = 20
+"""Digits of a version number that could exist, and no more of what a client sends for one."""
 
 _DEAD = frozenset(
     (Reason.UNDECODABLE, Reason.MALFORMED, Reason.UNKNOWN_CONTENT_TYPE, Reason.INVALID_HEADER)
@@ -155,7 +158,7 @@ class RequestDecoder:
             if name not in said:
                 setattr(entry, name, field)
         if request.id and not entry.id:
-            entry.id = request.id
+            entry.id = checked_id(request.id)
         if entry.content_type == AVRO:
             version.layouts.learn(value, request, entry)
         return version
@@ -180,6 +183,8 @@ class RequestDecoder:
 
 def _failure(entry: Entry, error: InferError) -> Failure:
     entry.rows, entry.data, entry.shapes = 0, (), ()
+    if len(entry.model_version) > MAX_VERSION_CHARS:
+        entry.model_version = ""  # it comes back in the answer, and no such version exists
     return Failure(entry, error, error.reason in _DEAD)
 
 

@@ -12,7 +12,7 @@ import struct
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,8 @@ from bad_cases import (
     call,
     good,
 )
+from headrace.consumers.dead_letters import record_bytes
+from headrace.schemas import avro
 from headrace.schemas.codec import decode_response
 from headrace.schemas.errors import InferError
 from headrace.schemas.infer import InferRequest
@@ -573,3 +575,93 @@ async def test_B32_header_names_that_are_no_text_stop_nobody(
         assert {t.name: t.numpy().tolist() for t in found.outputs} == expected
     (letter,) = letters.records
     assert dict(letter.headers)["\\xff\\xfe\\x80\\xff\\xfe"] == b"v"
+
+
+# What should come back untouched and is too much for a record of ours.
+
+LIMIT = 200_000
+BULKY = {
+    "x- headers": ({"headers": [("x-big", bytes(150_000))]}, "invalid_header", False),
+    "many correlation headers": (
+        {"headers": [("correlation-id", bytes(100))] * 1_500},
+        "invalid_header",
+        False,
+    ),
+    "an id in a header": ({"headers": [("id", b"i" * 150_000)]}, "invalid_header", False),
+    "an id in the value": ({"id": "i" * 150_000}, "invalid_header", False),
+    "a key": ({"key": bytes(LIMIT + 1)}, "too_large", True),
+    "a version": ({"headers": [("model-version", b"1" * 150_000)]}, "unknown_version", False),
+    "a reply topic": (
+        {"headers": [("reply-topic", b"t" * 150_000)]},
+        "reply_topic_refused",
+        False,
+    ),
+    "undecodable with headers": (
+        {"value": b"\xff", "headers": [("x-big", bytes(LIMIT + 1))]},
+        "invalid_header",
+        False,
+    ),
+    "undecodable with a key": ({"value": b"\xff", "key": bytes(LIMIT + 1)}, "too_large", True),
+    "undecodable, just below the limit": (
+        {"value": b"\xff" * (LIMIT - 200)},
+        "undecodable",
+        False,
+    ),
+}
+
+
+def bulky(topic: str, change: Mapping[str, object]) -> Out:
+    """Return a request record that is right but for one thing."""
+    request = InferRequest((a(), b()))
+    value = avro.write_request(replace(request, id=str(change.get("id", ""))))
+    return Out(
+        topic, 0, change.get("key", b"k"), change.get("value", value), change.get("headers", [])
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_cannot_come_back_untouched_is_an_error_without_it(
+    request: pytest.FixtureRequest, root: Path, kind: str
+) -> None:
+    """A stranger's limit is above ours: each gets one error that fits, and none stops the partition (FAULTS B57)."""
+    properties = {} if kind == "memory" else dict(request.getfixturevalue(f"{kind}_properties"))
+    made = (
+        MemoryLog(max_record_bytes=LIMIT)
+        if kind == "memory"
+        else KafkaLog({**properties, "max.request.size": str(LIMIT)})
+    )
+    topology = Topology(prefix=f"bulk-{uuid.uuid4().hex[:8]}", partitions=1, reply_partitions=1)
+    topic = topology.requests("pair")
+    value, headers, expected = good("pair", 1)
+    async with made as log, loaded(root) as repository:
+        async with (
+            working(log, repository, topology) as service,
+            Tap(log, topology.results("pair")) as tap,
+            Tap(log, topology.dead_letters) as letters,
+        ):
+            outs = [bulky(topic, change) for change, _, _ in BULKY.values()]
+            if isinstance(log, MemoryLog):
+                log.max_record_bytes = 10 * LIMIT  # strangers may
+            sources = await Producer(log, properties).send(outs)
+            if isinstance(log, MemoryLog):
+                log.max_record_bytes = LIMIT
+            sources += await Producer(log, properties).send([Out(topic, 0, b"g", value, headers)])
+            await tap.answered(sources)
+            await until(lambda: len(letters.records) == 7)
+            assert service.never_unready
+            answers = tap.by_source()
+        assert await committed(log, topology, "pair") == {0: (len(sources), len(sources))}
+    for (name, (_, reason, keyless)), source, out in zip(
+        BULKY.items(), sources, outs, strict=False
+    ):
+        (answer,) = answers[source]
+        assert dict(answer.headers)["reason"].decode() == reason, name
+        assert answer.key == (None if keyless else out.key)
+        assert record_bytes(answer.key, answer.value, answer.headers) <= LIMIT
+    (answer,) = answers[sources[-1]]
+    found = decode_response(answer.value, answer.headers)
+    assert {t.name: t.numpy().tolist() for t in found.outputs} == expected
+    for letter in letters.records:
+        assert record_bytes(letter.key, letter.value, letter.headers) <= LIMIT
+    omitted = [dict(letter.headers).get("dead-letter-omitted-bytes") for letter in letters.records]
+    assert omitted[-1] == str(LIMIT - 200).encode()
