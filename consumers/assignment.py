@@ -155,6 +155,13 @@ class Assignment:
         while self.partitions.get(tp) is part:
             try:
                 position = (await source.committed({tp}))[tp]
+                if position is not None and position.offset > (await source.end_offsets({tp}))[tp]:
+                    logger.warning(
+                        "%s/%d ends before its committed offset %d, it was made again or cut: read from its beginning",
+                        *tp,
+                        position.offset,
+                    )
+                    position = None
                 if position is None:
                     first = (await source.beginning_offsets({tp}))[tp]
                 else:

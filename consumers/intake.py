@@ -40,6 +40,9 @@ class Admission(Protocol):
     def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
         """Answer entries with their errors; ``dead_letters`` are copied to the dead-letter topic too."""
 
+    def went_back(self, part: Partition, offset: int) -> None:
+        """Take a partition over again that hands out an offset below those it had handed out."""
+
     def skipped(self, part: Partition) -> None:
         """Take note that records of a partition were finished before and are not run again (P-1)."""
 
@@ -159,6 +162,11 @@ class Intake:
     async def _admit(self, source: Source, part: Partition, block: Block) -> None:
         if not self._is_ours(part) or part.source_epoch != block.epoch:
             return  # prefetched before the partition changed hands (FAULTS B16)
+        first = block.records[0].offset
+        if first < part.ledger.next_offset:
+            # Its offsets would count as finished; only a topic that was deleted and made again has them (B104).
+            self._admission.went_back(part, first)
+            return
         records = part.ledger.admit(block.records)
         if not records:
             self._admission.skipped(part)
@@ -166,20 +174,13 @@ class Intake:
         size = sum([len(r.value) for r in records if r.value is not None])
         part.in_flight += len(records)
         part.in_flight_bytes += size
-        if size > self._settings.max_inline_bytes:
-            # Heartbeats share the loop with us (FAULTS B2).
-            decoded = await asyncio.to_thread(self._decoder.decode, block.tp, part.epoch, records)
-        else:
-            decoded = self._decoder.decode(block.tp, part.epoch, records)
-        failed = [failure.entry for failure in decoded.failures]
-        unknown = self._placement.unknown(chain(failed, *decoded.by_version.values()))
-        if unknown:
-            await self._placement.learn(unknown)
+        decoded = await self._decoded(part, records, size)
         if self.stopped or not self._is_ours(part):
             # Revoked, taken over anew or draining since: whoever owns it next reads these records.
             part.in_flight -= len(records)
             part.in_flight_bytes -= size
             return
+        failed = [failure.entry for failure in decoded.failures]
         for entry in failed:
             self._placement.resolve(entry)
         if decoded.failures:
@@ -191,6 +192,19 @@ class Intake:
             self._offer(part, version, self._screen(entries))
         if part.held or not part.ledger.may_admit():
             self._pause(source, (part,))
+
+    async def _decoded(self, part: Partition, records: Sequence[Record], size: int) -> Decoded:
+        """Decode, a large block in a thread; all reply topics are known then."""
+        if size > self._settings.max_inline_bytes:
+            # Heartbeats share the loop with us (FAULTS B2).
+            decoded = await asyncio.to_thread(self._decoder.decode, part.tp, part.epoch, records)
+        else:
+            decoded = self._decoder.decode(part.tp, part.epoch, records)
+        failed = [failure.entry for failure in decoded.failures]
+        unknown = self._placement.unknown(chain(failed, *decoded.by_version.values()))
+        if unknown:
+            await self._placement.learn(unknown)
+        return decoded
 
     def _is_ours(self, part: Partition) -> bool:
         return part.active and self._partitions.get(part.tp) is part

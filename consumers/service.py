@@ -274,6 +274,9 @@ class Worker:
                     logger.warning("topics are gone, creating them again: %s", ", ".join(missing))
                     self._missing = missing
                     await self._ensure()
+                    for name, worker in self.models.items():
+                        if self._topology.requests(name) in missing:
+                            worker.take_over_again()
                 self._missing = ()
             except LogError as exc:
                 logger.warning("topics cannot be checked: %s", exc.detail)

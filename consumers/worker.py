@@ -117,6 +117,11 @@ class ModelWorker:
         for version in self.answering.versions.values():
             version.scheduler.cancel(ids)
 
+    def take_over_again(self) -> None:
+        """Read every position anew: the requests topic was made again, and its offsets mean other records."""
+        for part in tuple(self.partitions.values()):
+            self.assignment.again(part)
+
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then drain within ``exit_timeout_s``; join again whenever the log fails.
 
@@ -259,6 +264,16 @@ class ModelWorker:
     def skipped(self, part: Partition) -> None:
         """Let a position be committed that moved without an answer."""
         self.answering.skipped(part)
+
+    def went_back(self, part: Partition, offset: int) -> None:
+        """Take a partition over again whose log hands out an offset that we are past: it was made again or cut."""
+        logger.warning(
+            "%s/%d went back from offset %d to %d; its position is read again",
+            *part.tp,
+            part.ledger.next_offset,
+            offset,
+        )
+        self.assignment.again(part)
 
     # What the settler tells.
 

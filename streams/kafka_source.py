@@ -34,6 +34,7 @@ logger = logging.getLogger("headrace.streams")
 
 # A member of the fetcher's set of partitions that is never assigned: an empty set would mean all of them.
 NOWHERE = TopicPartition("", -1)
+LOOK_S = 1.0  # how often a member without partitions asks for the topics
 SLACK_S = 0.1  # the fetcher's own timeout comes first; ours only bounds its wait for an assignment
 
 
@@ -88,6 +89,7 @@ class KafkaSource:
         self._member = (-1, "")
         self._active: set[tuple[str, int]] = {NOWHERE}
         self._changed = asyncio.Event()
+        self._looked_at = 0.0
         self._error: BaseException | None = None
         self._deliveries: list[Flushed] = []
 
@@ -170,6 +172,7 @@ class KafkaSource:
     async def _change(self, timeout_s: float) -> None:
         """Wait until `resume` or a rebalance, or until an error is there."""
         self._changed.clear()
+        self._look_for_partitions()
         try:
             async with asyncio.timeout(
                 min(timeout_s, 1.0)
@@ -177,6 +180,17 @@ class KafkaSource:
                 await self._changed.wait()
         except TimeoutError:
             self._running()._coordinator.check_errors()  # noqa: SLF001  # see the module's docstring
+
+    def _look_for_partitions(self) -> None:
+        """Ask for the topics now and then while nothing is assigned.
+
+        The group's leader rebalances when partitions appear, and would else look again after
+        ``metadata.max.age.ms`` only: a topic that was deleted and made again has none until then (FAULTS B104).
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._epochs and now - self._looked_at > LOOK_S:
+            self._looked_at = now
+            self._running()._client.force_metadata_update()  # noqa: SLF001  # see the module's docstring
 
     async def _fetch(
         self, consumer: AIOKafkaConsumer, max_records: int, timeout_s: float

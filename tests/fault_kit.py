@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.pool import Pool
@@ -279,6 +280,12 @@ class Stage:
         """Count offsets from 0 again: the requests topic was deleted."""
         self._ends = dict.fromkeys(self._ends, 0)
 
+    async def until_topic(self, topic: str) -> None:
+        """Wait until a topic is there."""
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.log.partitions(topic) is None:  # another process makes it
+                await self.read()
+
     async def read(self, timeout_s: float = 0.02) -> None:
         """Read what there is on results and dead letters."""
         for block in await self._reader.poll(5000, timeout_s):
@@ -354,9 +361,10 @@ class Stage:
             return
         admin = AIOKafkaAdminClient(bootstrap_servers=self.logs.properties["bootstrap.servers"])
         await admin.start()
+        wanted = [TopicPartition(self.requests, number) for number in self._ends]
 
         async def ask() -> dict[int, Position]:
-            at = await admin.list_consumer_group_offsets(self.group)
+            at = await admin.list_consumer_group_offsets(self.group, partitions=wanted)
             return {
                 tp.partition: Position(p.offset, p.metadata)
                 for tp, p in at.items()
