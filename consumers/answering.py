@@ -272,13 +272,13 @@ class Answering:
         groups: dict[TP, _Group] = {}
         target = self._placement.target
         limit = self._max_bytes
-        at_once = False
+        awaited = False
         for entry, value, headers in answers:
             group = groups.get(entry.tp) or self._group(groups, entry.tp)
             if group.epoch != entry.epoch:
                 continue
             topic, partition = target(entry)
-            at_once = at_once or entry.reply_topic != ""
+            awaited = awaited or entry.reply_topic != ""
             key = entry.record.key
             out = Out(topic, partition, key, value, headers)
             if len(value) + (0 if key is None else len(key)) + HEADER_ROOM_BYTES > limit:
@@ -293,7 +293,7 @@ class Answering:
         for group in groups.values():
             if group.part is not None and group.offsets:
                 settler.put(group.part, group.outs, group.offsets, group.size)
-        settler.schedule(at_once=at_once or self.idle(), backlog=self._backlog())
+        settler.schedule(at_once=self.idle(), awaited=awaited, backlog=self._backlog())
 
     def _bound(self, entry: Entry, out: Out) -> None:
         """Make an answer that does not fit into a record a `too_large` error instead (FAULTS B57)."""

@@ -22,6 +22,7 @@ class WorkerSettings:
         max_inline_bytes: A poll's records of one partition with more bytes are decoded in a thread: 1 MiB of JSON
             holds the loop for 30 ms (FAULTS B2).
         settle_interval_s: How long answers gather before they are published, seconds (DESIGN §5).
+        settle_awaited_interval_s: The same where somebody waits for one of them and more is in flight, seconds.
         settle_backlog_interval_s: The same while more waits than the instances can take at once, seconds.
         revoke_grace_s: How long a revocation waits for executing batches, seconds (P-5).
         exit_timeout_s: Budget of a graceful stop, seconds (Triton's ``--exit-timeout-secs``).
@@ -42,6 +43,7 @@ class WorkerSettings:
     max_poll_records: int = 512
     max_inline_bytes: int = 1024 * 1024
     settle_interval_s: float = 0.005
+    settle_awaited_interval_s: float = 0.001
     settle_backlog_interval_s: float = 0.025
     revoke_grace_s: float = 10.0
     exit_timeout_s: float = 30.0

@@ -38,6 +38,7 @@ class Settler:
         delivery: Delivery,
         *,
         interval_s: float,
+        awaited_interval_s: float,
         backlog_interval_s: float,
         on_lost: Callable[[Partition, Outcome], None],
         on_settled: Callable[[int], None],
@@ -50,6 +51,7 @@ class Settler:
         Args:
             delivery: Where answers go.
             interval_s: How long answers gather.
+            awaited_interval_s: The same where somebody waits for one of them.
             backlog_interval_s: The same while there is a backlog.
             on_lost: A partition's settle was aborted or fenced: nothing of it is committed.
             on_settled: Told how many records were settled; called after each settle.
@@ -59,6 +61,7 @@ class Settler:
         """
         self._delivery = delivery
         self._interval_s = interval_s
+        self._awaited_interval_s = awaited_interval_s
         self._backlog_interval_s = backlog_interval_s
         self._on_lost = on_lost
         self._on_settled = on_settled
@@ -86,12 +89,13 @@ class Settler:
         part.answered_bytes += size
         self._dirty[part.tp] = part
 
-    def schedule(self, *, at_once: bool, backlog: bool = False) -> None:
+    def schedule(self, *, at_once: bool, awaited: bool = False, backlog: bool = False) -> None:
         """Let the next settle begin at once, or when an interval since now is over; an earlier one stands.
 
         Args:
-            at_once: Somebody awaits an answer, or nothing else is in flight.
-            backlog: More waits than the instances can take: the longer interval is enough.
+            at_once: Nothing else is in flight.
+            awaited: Somebody waits for an answer among these.
+            backlog: More waits than the instances can take, and nobody waits: the longest interval is enough.
         """
         if not self._dirty or self._wake.is_set():
             return
@@ -99,7 +103,8 @@ class Settler:
             self._wake.set()
             return
         loop = asyncio.get_running_loop()
-        when = loop.time() + (self._backlog_interval_s if backlog else self._interval_s)
+        interval_s = self._backlog_interval_s if backlog else self._interval_s
+        when = loop.time() + (self._awaited_interval_s if awaited else interval_s)
         if self._timer is not None:
             if self._timer.when() <= when:
                 return

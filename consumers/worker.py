@@ -158,6 +158,7 @@ class ModelWorker:
         settler = Settler(
             delivery,
             interval_s=self._settings.settle_interval_s,
+            awaited_interval_s=self._settings.settle_awaited_interval_s,
             backlog_interval_s=self._settings.settle_backlog_interval_s,
             on_lost=self._settle_failed,
             on_settled=self._settled,

@@ -89,7 +89,6 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
         if parts.worker:
             repository = await _load(settings, paths)
             stack.callback(repository.close)
-            _calm_collector()
         addresses = Addresses()
         log = await stack.enter_async_context(_opened_log(settings, addresses))
         if repository is not None:
@@ -98,6 +97,7 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
             await stack.enter_async_context(_answering(settings, log, addresses))
         print_welcome(settings, addresses, repository)
         _hint_at_containers(settings)
+        _calm_collector()
         await _until(stop, addresses)
         errors.print("Stopping: what is in flight is finished first.")
 

@@ -11,6 +11,7 @@ import io
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -160,6 +161,7 @@ def optional_text(word: str) -> bytes:
     return b"\x02" + text(word) if word else NULL
 
 
+@lru_cache(maxsize=1024)  # a model's tensors nearly always have the same few shapes
 def tensor_head(name: str, datatype: Datatype, shape: Shape) -> bytes:
     """Return everything of a tensor that comes before its data's length."""
     sizes = b"".join([long(size) for size in shape])

@@ -9,7 +9,6 @@ there (DESIGN §11). HTTP and gRPC live elsewhere; errors here are `InferError` 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 from collections import Counter
@@ -128,7 +127,6 @@ class Gateway:
             wanted=settings.reply_partitions,
             on_reply=self._on_reply,
         )
-        self._turn = itertools.count(secrets.randbelow(2**16))
         self.is_draining = False
         self._idle = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -310,7 +308,7 @@ class Gateway:
                 correlation_id=correlation_id,
                 extra=extra,
             )
-            out = request_record(route, version, request, options, spread=next(self._turn))
+            out = request_record(route, version, request, options, spread=self._outbox.turn)
             check_size(model, out, self.settings.max_record_bytes)
             self._wake_at(deadline_s)
             self._outbox.send(out, lambda error: _fail(future, not_produced(model, error)))

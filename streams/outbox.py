@@ -22,12 +22,20 @@ MAX_PUBLISHES = 4
 
 
 class Outbox:
-    """See the module's docstring. Bounded by who calls: each open call has at most one record in here."""
+    """See the module's docstring. Bounded by who calls: each open call has at most one record in here.
 
-    def __init__(self, publisher: Publisher, group: asyncio.TaskGroup) -> None:
-        """Keep the open publisher; publishes run as tasks of ``group``."""
+    Attributes:
+        turn: Number of the publish that takes what is sent now: who spreads records over partitions by it keeps a
+            publish together in one batch, as Kafka's own sticky partitioner does.
+    """
+
+    def __init__(
+        self, publisher: Publisher, group: asyncio.TaskGroup, *, first_turn: int = 0
+    ) -> None:
+        """Keep the open publisher; publishes run as tasks of ``group``, ``first_turn`` differs between gateways."""
         self._publisher = publisher
         self._group = group
+        self.turn = first_turn
         self._waiting: list[tuple[Out, OnError]] = []
         self._running = 0
         self._scheduled = False
@@ -60,6 +68,7 @@ class Outbox:
         batch, self._waiting = self._waiting, []
         if not batch:
             return
+        self.turn += 1
         self._running += 1
         self._group.create_task(self._publish(batch))
 
