@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from headrace.consumers.answering import Version
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import WHOLE_MODEL
@@ -54,6 +55,7 @@ class Announcing:
         self._clock = clock
         self._wake = asyncio.Event()
         self._configs: dict[str, JsonObject] = {}
+        self._joined: set[str] = set()
         self._said: dict[str, object] = {}
         self._said_at: dict[str, float] = {}
 
@@ -122,6 +124,8 @@ class Announcing:
 
     def _status(self, name: str, worker: ModelWorker) -> WorkerStatus:
         model = self._repository.models[name]
+        if worker.ready():
+            self._joined.add(name)  # for good: a rebalance is no reason to refuse calls, they wait in the log
         config = self._configs.get(name)
         if config is None:
             config = self._configs[name] = config_to_json(model.config)
@@ -130,8 +134,7 @@ class Announcing:
         for number, version in worker.answering.versions.items():
             counts = version.observer.counts
             counts.pending = len(version.scheduler.batcher)
-            state = ModelState.READY if version.pool.healthy() else ModelState.UNAVAILABLE
-            reason = "" if state is ModelState.READY else "an instance cannot execute"
+            state, reason = self._state(name, version)
             versions.append(VersionStatus(number, state, reason, config, counts))
             queues += [QueueStatus(*row) for row in version.scheduler.batcher.queues()]
         return WorkerStatus(
@@ -148,6 +151,14 @@ class Announcing:
             guarantee=Mode.AT_LEAST_ONCE,
             interval_ms=int(self._settings.status_interval_s * 1000),
         )
+
+    def _state(self, name: str, version: Version) -> tuple[ModelState, str]:
+        """Return a version's state: READY only once records are read, or a first call would wait for the group."""
+        if not version.pool.healthy():
+            return ModelState.UNAVAILABLE, "an instance cannot execute"
+        if name not in self._joined:
+            return ModelState.LOADING, "joining the consumer group"
+        return ModelState.READY, ""
 
     def _failed(self, name: str) -> WorkerStatus:
         """Return the status of a model that did not load, so that every index names it with the reason."""

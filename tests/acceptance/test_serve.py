@@ -182,8 +182,12 @@ async def test_the_others_are_served_when_that_is_wanted(tmp_path):
         aiohttp.ClientSession() as session,
     ):
         assert "1 of 2 models did not load; the others are served" in service.log.read_text()
-        async with session.post(f"{service.url}/v2/repository/index") as answer:
-            index = {row["name"]: row for row in await answer.json()}
+        index = {"good": {"state": "LOADING"}}  # until its worker has joined the group
+        async with asyncio.timeout(30):
+            while index["good"]["state"] == "LOADING":
+                async with session.post(f"{service.url}/v2/repository/index") as answer:
+                    index = {row["name"]: row for row in await answer.json()}
+                await asyncio.sleep(0.1)
         assert index["good"]["state"] == "READY"
         assert index["bad"]["state"] == "UNAVAILABLE"
         assert "model.onnx" in index["bad"]["reason"]
