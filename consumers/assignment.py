@@ -89,13 +89,17 @@ class Assignment:
             part.active = False
             part.in_flight -= self._drop(part.tp) + len(part.held)
             part.held.clear()
-            self._settler.schedule(at_once=True)
         clock = asyncio.get_running_loop().time
         # Beyond the deadline the source gives up on us: leave time to commit what is settled by then.
         waits_until = deadline - min(FLUSH_S, (deadline - clock()) / 4)
         try:
-            while any(part.in_flight > 0 for part in parts) and clock() < waits_until:
-                await self._settler.progress(min(PROGRESS_S, waits_until - clock()))
+            while (now := clock()) < deadline:
+                is_executing = now < waits_until and any(part.in_flight > 0 for part in parts)
+                # What is on its way is worth a moment: else its new owner would answer it again.
+                if not is_executing and not any(part.answered or part.settling for part in parts):
+                    break
+                self._settler.schedule(at_once=True)
+                await self._settler.progress(min(PROGRESS_S, deadline - now))
             await self._flush(deadline - clock())
             for part in parts:
                 if part.in_flight > 0:

@@ -67,6 +67,12 @@ class WorkerMetrics:
             ("model",),
             registry=registry,
         )
+        self.in_flight = Gauge(
+            "headrace_in_flight_records",
+            "Records that were admitted and whose answers are not published yet.",
+            ("model",),
+            registry=registry,
+        )
         self.loop_lag = Gauge(
             "headrace_loop_lag_seconds",
             "How late the event loop ran a timer, the longest of the last interval.",

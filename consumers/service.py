@@ -290,6 +290,8 @@ class Worker:
             self._metrics.loop_lag.set(max(0.0, loop.time() - due))
             for name, worker in self.models.items():
                 self._metrics.rebalances.labels(name).set(worker.assignment.rebalances)
+                in_flight = sum(part.in_flight for part in worker.partitions.values())
+                self._metrics.in_flight.labels(name).set(in_flight)
 
 
 def make_batcher(loaded: LoadedVersion, settings: WorkerSettings) -> Batcher:

@@ -32,6 +32,9 @@ from headrace.streams.log import Log, Mode, Outcome, Source
 
 logger = logging.getLogger(__name__)
 
+HAND_BACK_S = 1.0
+"""Time for the last settle and commit of a stop whose budget is used up, seconds."""
+
 FIRST_RESTART_S = 0.5
 """First pause before a failed consumer is started again, doubled up to ``restart_backoff_s``."""
 
@@ -220,7 +223,7 @@ class ModelWorker:
             await self._settler.progress(min(0.1, deadline - clock()))
             self._settler.schedule(at_once=True)
         # Hands every partition back: flushes the commits; what is unanswered now stays uncommitted.
-        await self.assignment.revoked(set(self.partitions), min(deadline, clock() + 1.0))
+        await self.assignment.revoked(set(self.partitions), clock() + HAND_BACK_S)
 
     def _hand_back(self) -> None:
         """After a membership: forget the queue, whose records will be read again."""
