@@ -25,10 +25,10 @@ from headrace.schemas.codec import decode_response, encode_request
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import SOURCE, STATUS, TP, Header, Out, Record
 from headrace.schemas.tensor import Tensor
+from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import EARLIEST, Log, Position, Reader, Span
 from headrace.streams.memory import MemoryLog
-from headrace.streams.memory_group import MemoryGroup
-from headrace.streams.memory_source import MemoryDelivery, MemorySource
+from headrace.streams.memory_source import MemorySource
 from headrace.streams.topology import Topology
 
 PATIENCE_S = 60.0
@@ -71,6 +71,22 @@ class OneMemoryLog:
         del options
         async with self.log:
             yield self.log
+
+
+class KafkaLogs:
+    """Logs of one class on one Kafka, maybe with a planted bug."""
+
+    kind = "kafka"
+
+    def __init__(self, properties: Mapping[str, str], log: type[KafkaLog] = KafkaLog) -> None:
+        self.properties = properties
+        self._log = log
+
+    @asynccontextmanager
+    async def open(self, **options: object) -> AsyncIterator[KafkaLog]:
+        """Open one."""
+        async with self._log(self.properties, **options) as log:
+            yield log
 
 
 async def until(condition: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
@@ -286,9 +302,15 @@ class Stage:
             while await self.log.partitions(topic) is None:  # another process makes it
                 await self.read()
 
-    async def read(self, timeout_s: float = 0.02) -> None:
-        """Read what there is on results and dead letters."""
-        for block in await self._reader.poll(5000, timeout_s):
+    async def read_all(self) -> None:
+        """Read until a moment brings nothing more."""
+        while await self.read(0.5):
+            pass
+
+    async def read(self, timeout_s: float = 0.02) -> bool:
+        """Read what there is on results and dead letters; False if that is nothing."""
+        blocks = await self._reader.poll(5000, timeout_s)
+        for block in blocks:
             for record in block.records:
                 if block.tp.topic == self.topology.dead_letters:
                     key = _key(record, "dead-letter-source")
@@ -296,6 +318,7 @@ class Stage:
                 else:
                     key = _key(record, SOURCE)
                     self.answers.setdefault(key, []).append(_answer(record))
+        return bool(blocks)
 
     async def until(
         self,
@@ -454,77 +477,6 @@ def check_committed(stage: Stage, committed: Mapping[int, Position]) -> None:
             assert (partition, offset) in stage.answers, (
                 f"request {(partition, offset)} is committed and has no answer: {committed}"
             )
-
-
-# Logs with a planted bug each.
-
-
-class ReceiptSource(MemorySource):
-    """Commits what it hands out, as ``enable.auto.commit`` does."""
-
-    async def poll(self, max_records: int, timeout_s: float) -> Sequence[object]:
-        """Hand out, and commit at receipt."""
-        blocks = await super().poll(max_records, timeout_s)
-        for block in blocks:
-            self.group.committed[block.tp] = Position(block.records[-1].offset + 1)
-        return blocks
-
-
-class ReceiptLog(MemoryLog):
-    """Planted bug of B4, B19, B22 and B99: the committed position is the fetch position."""
-
-    def source(self, group: str, topics: set[str], on: object) -> MemorySource:
-        """Make the planted one."""
-        return ReceiptSource(self, self._group(group), topics, on)  # type: ignore[arg-type]  # as the log's
-
-    def commit(self, group: MemoryGroup, positions: Mapping[TP, Position]) -> None:
-        """Never go back behind what was committed at receipt."""
-        ahead = {
-            tp: at
-            for tp, at in positions.items()
-            if at.offset >= group.committed.get(tp, Position(0)).offset
-        }
-        super().commit(group, ahead)
-
-
-class HighestDelivery(MemoryDelivery):
-    """Infers the position from the highest finished offset."""
-
-    async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, object]:
-        """Jump the gaps."""
-        jumped = {}
-        for tp, at in upto.items():
-            done = finished(at, self._log.existing(tp).end)
-            jumped[tp] = Position(max([at.offset, *(d + 1 for d in done)]), "", at.epoch)
-        return await super().settle(jumped)
-
-
-class HighestLog(MemoryLog):
-    """Planted bug of B13 and B14: a commit jumps the gap that an unfinished record leaves."""
-
-    def delivery(self, source: object, mode: object) -> MemoryDelivery:
-        """Make the planted one."""
-        del mode
-        return HighestDelivery(self, source)  # type: ignore[arg-type]  # as the log's
-
-
-class BareLog(MemoryLog):
-    """Planted bug of P-1: commits travel without the finished offsets above them."""
-
-    def commit(self, group: MemoryGroup, positions: Mapping[TP, Position]) -> None:
-        """Leave the metadata out."""
-        super().commit(
-            group, {tp: Position(at.offset, "", at.epoch) for tp, at in positions.items()}
-        )
-
-
-class MutedLog(MemoryLog):
-    """Planted bug of B18: answers of failed records never leave, and their offsets are finished all the same."""
-
-    def append(self, outs: Sequence[Out]) -> None:
-        """Drop error answers and dead letters."""
-        kept = [out for out in outs if "reason" not in dict(out.headers)]
-        super().append([out for out in kept if "dead-letter-source" not in dict(out.headers)])
 
 
 async def group_of(bootstrap: str, group: str) -> tuple[str, int]:

@@ -9,16 +9,10 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from fault_kit import (
-    BareLog,
-    HighestLog,
-    Key,
-    MutedLog,
     OneMemoryLog,
-    ReceiptLog,
     Running,
     Stage,
     check_answers,
@@ -27,6 +21,7 @@ from fault_kit import (
     until,
     write_model,
 )
+from fault_scenes import SLOW, check_end_in_the_middle, check_slow_head, slow_head
 from headrace.consumers.execution import Execution
 from headrace.consumers.ledger import encode_metadata
 from headrace.schemas.errors import LogError
@@ -35,50 +30,13 @@ from headrace.streams.log import Position
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_group import MemoryGroup
 from headrace.streams.memory_source import MemoryDelivery, MemorySource
+from planted_logs import BareLog, EagerLog, HighestLog, MutedLog, ReceiptLog
 
-SLOW = 100.0
-"""The request that waits for its gate."""
 SHORT_S = 1.0
 """How long a scene with a planted bug waits for what never comes."""
 
 
 # B13: a slow head is not skipped at a restart, and what was finished behind it does not run again.
-
-
-class Restart(NamedTuple):
-    """What a scene with a killed worker saw."""
-
-    committed: Mapping[int, Position]
-    keys: Sequence[Key]
-    executions: int
-
-
-async def slow_head(stage: Stage, folder: Path, patience_s: float = 60.0) -> Restart:
-    """Block offset 0, answer 1 to 4, kill, start again."""
-    gate = folder / "gate"
-    repository = write_model(
-        folder / "models", instances=2, block_if=f"INPUT0={SLOW}", block_until_file=gate
-    )
-    async with stage.worker(repository) as first:
-        keys = await stage.send([SLOW, 1, 2, 3, 4], partition=0)
-        await stage.until_answered(keys[1:])
-        committed = await stage.until_committed(
-            lambda at: finished(at.get(0), 5) >= {1, 2, 3, 4}, patience_s, must=False
-        )
-        await first.kill()
-    gate.touch()
-    async with stage.worker(repository) as second:
-        await stage.until_answered(keys, patience_s, must=False)
-        await until(lambda: second.in_flight() == 0, "the end of the second worker's work")
-        return Restart(committed, keys, len(second.executions))
-
-
-def check_slow_head(stage: Stage, seen: Restart) -> None:
-    """Offset 0 was never passed, it is answered after the restart, and only it ran again (P-1)."""
-    assert seen.committed[0].offset == 0, f"committed beyond the unfinished 0: {seen.committed}"
-    assert finished(seen.committed[0], 5) == {1, 2, 3, 4}
-    check_answers(stage, seen.keys, once=True)
-    assert seen.executions == 1, f"{seen.executions} executions after the restart"
 
 
 async def test_B13_a_slow_head_is_answered_after_a_kill_and_nothing_else_runs_again(tmp_path):
@@ -92,7 +50,7 @@ async def test_B13_a_slow_head_is_answered_after_a_kill_and_nothing_else_runs_ag
     [
         (HighestLog, "committed beyond the unfinished 0"),
         (ReceiptLog, "committed beyond the unfinished 0"),
-        (BareLog, "assert"),
+        (BareLog, "the commit says that set"),
     ],
 )
 async def test_B13_the_check_finds_planted_bugs(tmp_path, log, why):
@@ -261,14 +219,6 @@ async def end_in_the_middle(
     return committed
 
 
-def check_end_in_the_middle(stage: Stage, committed: Mapping[int, Position]) -> None:
-    """Nothing of what was in flight was committed, and all of it is answered by the next worker."""
-    assert committed[0] == Position(3, "", committed[0].epoch), (
-        f"committed with 3 in flight: {committed}"
-    )
-    check_answers(stage, stage.sent, once=True)
-
-
 @pytest.mark.parametrize("how", ["kill", "stop"])
 async def test_B19_neither_a_crash_nor_a_stop_commits_what_is_in_flight(tmp_path, how):
     """The stop's budget is over before the execution is."""
@@ -317,6 +267,42 @@ async def test_B22_the_check_finds_a_commit_at_receipt(tmp_path):
     async with Stage(OneMemoryLog(ReceiptLog()), "b22") as stage:
         with pytest.raises(AssertionError, match="is committed and has no answer"):
             await stop_midway(stage, tmp_path, SHORT_S)
+
+
+# R9: a stop commits only what the log has acknowledged.
+
+
+async def stop_while_answers_travel(stage: Stage, folder: Path, log: MemoryLog) -> None:
+    """Stop while the log keeps the answers' acknowledgement back, and look at the commits meanwhile."""
+    async with stage.worker(write_model(folder / "models")) as running:
+        log.hold_produce()
+        await stage.send(range(4))
+        await until(lambda: len(running.executions) == 4, "all executions")
+        await until(running.worker.models["echo"].answering.idle, "their ends")
+        running.ask_to_stop()
+        await until(lambda: not running.worker.ready(), "the fall of readiness")
+        check_committed(stage, await stage.committed())
+        assert not running.task.done()
+        log.free_produce()
+        await until(running.task.done, "the end of the stop")
+    await stage.read_all()
+    assert stage.is_all_committed(await stage.committed())
+    check_answers(stage, stage.sent, once=True)
+
+
+async def test_R9_a_stop_flushes_its_answers_before_it_commits(tmp_path):
+    """It is not ready at once, and waits for the acknowledgement; then it commits all and leaves."""
+    log = MemoryLog()
+    async with Stage(OneMemoryLog(log), "r9") as stage:
+        await stop_while_answers_travel(stage, tmp_path, log)
+
+
+async def test_R9_the_check_finds_a_commit_before_the_acknowledgement(tmp_path):
+    """The planted bug commits first."""
+    log = EagerLog()
+    async with Stage(OneMemoryLog(log), "r9") as stage:
+        with pytest.raises(AssertionError, match="is committed and has no answer"):
+            await stop_while_answers_travel(stage, tmp_path, log)
 
 
 # B97: a kill at every step of a record's journey.

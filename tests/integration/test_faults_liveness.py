@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 import pytest
 from fault_kit import (
+    KafkaLogs,
     OneMemoryLog,
-    ReceiptLog,
     Running,
     Stage,
     check_answers,
@@ -42,28 +42,13 @@ from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_source import MemorySource
 from onnx import helper
 from onnx_models import ELEMENT_TYPES, model
+from planted_logs import ReceiptLog
 from worker_process import worker_process
 
 # B1: processing time is not coupled to the cadence of polls.
 
 POLL_INTERVAL_MS = 1000
 EXECUTION_MS = 3000
-
-
-class KafkaLogs:
-    """Opens logs of one class on a Kafka."""
-
-    kind = "kafka"
-
-    def __init__(self, properties, log: type[KafkaLog] = KafkaLog) -> None:
-        self.properties = properties
-        self._log = log
-
-    @asynccontextmanager
-    async def open(self, **options: object) -> AsyncIterator[KafkaLog]:
-        """Open one."""
-        async with self._log(self.properties, **options) as log:
-            yield log
 
 
 class CoupledSource(KafkaSource):
