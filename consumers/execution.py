@@ -107,6 +107,7 @@ def _run(instance: Instance, batch: Batch, *, decoupled: bool) -> list[Responses
 def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> None:
     """Check that each entry has one response, and each column one row per row of the batch (B36)."""
     answered = [0] * len(batch)
+    scattered = {name for helper in batch.signature.batch_outputs for name in helper.target_names}
     for responses in emitted:
         members = range(len(batch)) if responses.members is None else responses.members
         rows = 0
@@ -114,9 +115,11 @@ def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> No
             answered[member] += 1
             entry = batch.entries[member]
             rows += 1 if entry is None else entry.rows
-        if batch.signature.max_batch_size == 0 or batch.signature.batch_outputs:
+        if batch.signature.max_batch_size == 0:
             continue
         for name, array in responses.outputs.items():
+            if name in scattered:
+                continue  # flat: as many elements as its source had
             got = array.shape[0] if array.ndim else None
             if got != rows:
                 raise WrongOutput(
