@@ -250,7 +250,7 @@ class Settings(BaseSettings):
         json_schema_extra=PROCESS,
     )
 
-    @field_validator("model_repository", mode="before")
+    @field_validator("model_repository", "allow_reply_topics", mode="before")
     @classmethod
     def _split_words(cls, value: object) -> object:
         """Split one text at its commas: what the environment can carry."""

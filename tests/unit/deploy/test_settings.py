@@ -43,9 +43,12 @@ def test_the_file_may_be_named_by_the_environment(tmp_path, monkeypatch):
     assert not settings.exit_on_error
 
 
-def test_a_repeatable_option_is_split_at_commas_in_the_environment(monkeypatch):
-    monkeypatch.setenv("HEADRACE_MODEL_REPOSITORY", "/a, /b,")
-    assert load_settings({}).model_repository == ("/a", "/b")
+@pytest.mark.parametrize(
+    "field", [name for name, field in Settings.model_fields.items() if field.default == ()]
+)
+def test_a_repeatable_option_is_split_at_commas_in_the_environment(monkeypatch, field):
+    monkeypatch.setenv(variable_name(field), "/a, /b,")
+    assert getattr(load_settings({}), field) == ("/a", "/b")
 
 
 def test_triton_spells_booleans_as_values():
