@@ -6,7 +6,6 @@ import socket
 from collections.abc import Mapping
 
 from headrace.deploy.settings import (
-    EMBEDDED_PORT,
     Settings,
     kafka_variables,
     option_name,
@@ -53,6 +52,12 @@ def named_kafka(settings: Settings) -> dict[str, str]:
         ConfigError: None is named, or the file of properties is wrong.
     """
     properties = kafka_properties(settings)
+    if "bootstrap.servers" not in properties and settings.kafka_config is not None:
+        raise ConfigError(
+            f"expected bootstrap.servers in it, or {option_name('bootstrap_servers')} host:port",
+            field=option_name("kafka_config"),
+            value=settings.kafka_config,
+        )
     if "bootstrap.servers" not in properties:
         raise ConfigError(
             f"no Kafka is named: give {option_name('bootstrap_servers')} host:port, "
@@ -77,7 +82,13 @@ def open_log(properties: Mapping[str, str], settings: Settings) -> KafkaLog:
 
 
 def is_embedded(settings: Settings) -> bool:
-    """Whether the settings name no Kafka, so that the embedded broker serves."""
+    """Whether the settings name no Kafka, so that the embedded broker serves.
+
+    Raises:
+        ConfigError: A file of properties is given without brokers in it: whoever has one means a Kafka of their own.
+    """
+    if settings.kafka_config is not None:
+        named_kafka(settings)
     return "bootstrap.servers" not in kafka_properties(settings)
 
 
@@ -88,7 +99,7 @@ def embedded_broker(settings: Settings) -> EmbeddedBroker:
     since nobody asked for it. A port that was asked for is used or refused.
     """
     port = settings.broker_port
-    if port == EMBEDDED_PORT and not _is_free(port):
+    if "broker_port" not in settings.model_fields_set and not _is_free(port):
         port = 0
     return EmbeddedBroker(port=port)
 
