@@ -80,13 +80,7 @@ def infer(
     ] = 60_000,
 ) -> None:
     """Ask a model: over HTTP, or by a record where --bootstrap-servers or --kafka-config is given."""
-    chosen = [bool(inputs), example, request is not None]
-    if sum(chosen) != 1:
-        raise CommandFailed(
-            "say what to send: NAME=VALUES, --example, or --request FILE (exactly one of them)",
-            status=2,
-        )
-    body = None if request is None else _read(request)
+    body = _chosen_body(inputs, request, output, example=example)
     client = (
         LogClient(settings, timeout_ms=timeout_ms)
         if settings.bootstrap_servers or settings.kafka_config
@@ -114,6 +108,32 @@ async def _ask(
         specs = await client.input_specs(model, version)
         request = InferRequest(_tensors(specs, arguments), tuple(outputs))
         return await client.infer(model, version, request)
+
+
+def _chosen_body(
+    inputs: Sequence[str] | None,
+    request: Path | None,
+    output: Sequence[str] | None,
+    *,
+    example: bool,
+) -> bytes | None:
+    """Return the request to send as it is, None where it is made of inputs.
+
+    Raises:
+        CommandFailed: Not exactly one way to say what to send, or one that leaves another option without effect.
+    """
+    if [bool(inputs), example, request is not None].count(True) != 1:
+        raise CommandFailed(
+            "say what to send: NAME=VALUES, --example, or --request FILE (exactly one of them)",
+            status=2,
+        )
+    if request is None:
+        return None
+    if output:
+        raise CommandFailed(
+            "--output has no effect on --request: list the outputs in the file", status=2
+        )
+    return _read(request)
 
 
 def _tensors(specs: Sequence[InputSpec], arguments: Sequence[str]) -> tuple[Tensor, ...]:

@@ -38,7 +38,9 @@ class LogClient:
             log = await stack.enter_async_context(
                 open_log(named_kafka(self._settings), self._settings)
             )
-            settings = GatewaySettings(timeout_ms=self._timeout_ms)
+            settings = GatewaySettings(
+                timeout_ms=self._timeout_ms, max_record_bytes=log.max_record_bytes
+            )
             gateway = Gateway(log, topology_of(self._settings), settings)
             self._gateway = await stack.enter_async_context(gateway)
             try:

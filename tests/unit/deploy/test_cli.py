@@ -94,11 +94,21 @@ def test_an_unknown_option_ends_with_2(capsys):
             1,
             "/nowhere.json: the file cannot be read",
         ),
+        (
+            ["infer", "m", "--request", "r.json", "--output", "y"],
+            2,
+            "--output has no effect on --request",
+        ),
         (["infer", "m", "--example", "--url", "nonsense"], 2, "expected something like http://"),
         (
             ["gateway", "--kafka-config", "/nowhere.properties"],
             1,
             "--kafka-config = /nowhere.properties: the file cannot be read",
+        ),
+        (
+            ["worker", "x.onnx", "--kafka-config", "/dev/null"],
+            1,
+            "--kafka-config = /dev/null: expected bootstrap.servers in it",
         ),
         (["serve", "x.onnx", "--config", "/no.toml"], 1, "--config = /no.toml: the file cannot"),
     ],
