@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
-from headrace.schemas.errors import InvalidRequest, Reason, Unsupported
-from headrace.schemas.infer import InferRequest
+from headrace.schemas.errors import InvalidRequest, Reason
 from headrace.schemas.record import HEADER_LENGTH, TRACEPARENT, TRACESTATE, Header
 from headrace.schemas.v2json import parse_request, wants_binary, write_response
 from headrace.streams.gateway import Gateway
@@ -18,6 +19,10 @@ BINARY_TYPE = "application/octet-stream"
 
 MAX_TIMEOUT_MS = 24 * 3_600 * 1_000
 """Longest wait that a caller may ask for: a day."""
+
+OFF_LOOP_JSON_BYTES = 1024 * 1024
+"""JSON from this size on is parsed in a thread: it would hold up every other call, and in ``headrace serve`` the
+worker's heartbeats, for 30 ms and more (FAULTS B2)."""
 
 
 async def infer(
@@ -39,8 +44,10 @@ async def infer(
     deadline_ms = _deadline_ms(gateway, headers.get(TIMEOUT_HEADER))
     header_length = _header_length(headers.get(LENGTH_HEADER))
     body = await read_body(request, max_input_bytes, read_timeout_s)
-    asked = parse_request(body, header_length, route.signature)
-    _refuse_classification(asked)
+    if (len(body) if header_length is None else header_length) < OFF_LOOP_JSON_BYTES:
+        asked = parse_request(body, header_length, route.signature)
+    else:
+        asked = await asyncio.to_thread(parse_request, body, header_length, route.signature)
     version = str(int(target.version)) if target.version else ""
     response = await gateway.infer(
         target.model, version, asked, deadline_ms=deadline_ms, extra=_trace(request)
@@ -80,16 +87,6 @@ def _header_length(raw: str | None) -> int | None:
             reason=Reason.INVALID_HEADER,
         )
     return int(raw)
-
-
-def _refuse_classification(request: InferRequest) -> None:
-    """Refuse what would silently be answered otherwise (SEMANTICS CL-01; 0 is off, CL-03)."""
-    for output in request.outputs:
-        if output.parameters.get("classification"):
-            raise Unsupported(
-                f"output '{output.name}' asks for classification, which this gateway does not "
-                "offer; expected the output's tensor to be asked for"
-            )
 
 
 def _trace(request: web.BaseRequest) -> tuple[Header, ...]:
