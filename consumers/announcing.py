@@ -125,7 +125,8 @@ class Announcing:
     def _status(self, name: str, worker: ModelWorker) -> WorkerStatus:
         model = self._repository.models[name]
         if worker.ready():
-            self._joined.add(name)  # for good: a rebalance is no reason to refuse calls, they wait in the log
+            # For good: a rebalance is no reason to refuse calls, they wait in the log.
+            self._joined.add(name)
         config = self._configs.get(name)
         if config is None:
             config = self._configs[name] = config_to_json(model.config)
