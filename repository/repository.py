@@ -23,9 +23,6 @@ from headrace.schemas.errors import ConfigError, NotFound, Unavailable
 
 logger = logging.getLogger(__name__)
 
-CONTROL_REFUSED = "explicit model load / unload is not allowed if polling is enabled"
-"""Answer, with 503, to load and unload in the control modes ``none`` and ``poll`` (SEMANTICS MC-01)."""
-
 
 class Readiness(StrEnum):
     """Whether a model can answer (SEMANTICS SV-05); HTTP says 200, 404, 400 and 503."""

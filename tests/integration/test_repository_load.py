@@ -10,7 +10,7 @@ from backend_kit import batch_of, run_one
 from headrace.backends.identity import IdentityBackend
 from headrace.repository.models import WHOLE_MODEL
 from headrace.repository.prepare import LoadSettings
-from headrace.repository.repository import CONTROL_REFUSED, Readiness, Repository
+from headrace.repository.repository import Readiness, Repository
 from headrace.schemas.config_text import config_to_json
 from headrace.schemas.errors import ConfigError, NotFound, Unavailable
 from headrace.schemas.model_config import InstanceGroup, InstanceKind
@@ -514,5 +514,10 @@ def test_SV_04_SV_05_an_unhealthy_instance_shows_in_readiness(tmp_path, opened):
     assert repository.is_ready(strict=False)
 
 
-def test_MC_01_control_mode_none_refuses_explicit_loads():
-    assert CONTROL_REFUSED == ("explicit model load / unload is not allowed if polling is enabled")
+def test_MC_01_what_changes_on_disk_after_the_load_is_ignored(tmp_path, opened):
+    repository = opened(echo(tmp_path, "m", ECHO))
+    (tmp_path / "m" / "2").mkdir()
+    (tmp_path / "later" / "1").mkdir(parents=True)
+    assert list(repository.models) == ["m"]
+    assert repository.index.ready_versions("m") == (1,)
+    assert repository.route("m").version == 1
