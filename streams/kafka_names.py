@@ -74,11 +74,6 @@ GROUP: Mapping[str, tuple[str, Parse, str | None]] = {
     "session.timeout.ms": ("session_timeout_ms", whole, "45000"),
     "heartbeat.interval.ms": ("heartbeat_interval_ms", whole, "3000"),
     "max.poll.interval.ms": ("max_poll_interval_ms", whole, "300000"),
-    "auto.offset.reset": (
-        "auto_offset_reset",
-        one_of("earliest", "latest", "none"),
-        "earliest",
-    ),
 }
 PRODUCER: Mapping[str, tuple[str, Parse, str | None]] = {
     "compression.type": ("compression_type", compression, None),
@@ -152,6 +147,7 @@ IGNORED: Mapping[str, str] = {
 REFUSED: Mapping[str, str] = {
     "group.id": "Headrace names its consumer groups <prefix>.<model>",
     "enable.auto.commit": "Headrace commits only what is answered",
+    "auto.offset.reset": "Headrace reads its own topics from where it stopped, the first time from their beginning",
     "isolation.level": "Headrace chooses it by what it reads",
     "partition.assignment.strategy": "Headrace uses the sticky assignor",
     "group.protocol": "Headrace uses the classic protocol",
@@ -168,4 +164,8 @@ REFUSED: Mapping[str, str] = {
     "sasl.kerberos.service.name": "GSSAPI is not supported; use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512",
     "sasl.oauthbearer.token.endpoint.url": "OAUTHBEARER is not supported; use PLAIN or SCRAM-SHA-512",
 }
-HARMLESS_VALUES: Mapping[str, str] = {"enable.auto.commit": "false", "group.protocol": "classic"}
+HARMLESS_VALUES: Mapping[str, str] = {
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": "false",
+    "group.protocol": "classic",
+}

@@ -110,6 +110,8 @@ class KafkaSource:
             **self._settings.group,
             group_id=self.group,
             enable_auto_commit=False,
+            # Where retention has removed the committed offset: what is left is still to be answered.
+            auto_offset_reset="earliest",
             rebalance_timeout_ms=rebalance_ms,
             partition_assignment_strategy=(_own_sticky_assignor(),),
         )
