@@ -24,6 +24,9 @@ OFF_LOOP_JSON_BYTES = 1024 * 1024
 """JSON from this size on is parsed in a thread: it would hold up every other call, and in ``headrace serve`` the
 worker's heartbeats, for 30 ms and more (FAULTS B2)."""
 
+OFF_LOOP_SHOWN_BYTES = 256 * 1024
+"""The same for tensors that are shown as JSON, which grow several times over."""
+
 
 async def infer(
     gateway: Gateway,
@@ -52,7 +55,12 @@ async def infer(
     response = await gateway.infer(
         target.model, version, asked, deadline_ms=deadline_ms, extra=_trace(request)
     )
-    answer, length = write_response(response, wants_binary(asked))
+    is_binary = wants_binary(asked)
+    shown_bytes = sum([len(t.data) for t in response.outputs if not is_binary(t.name)])
+    if shown_bytes < OFF_LOOP_SHOWN_BYTES:
+        answer, length = write_response(response, is_binary)
+    else:
+        answer, length = await asyncio.to_thread(write_response, response, is_binary)
     answer, encoding = await compressed_response(request, answer)
     found = {"Content-Type": JSON_TYPE}
     if length is not None:
