@@ -50,6 +50,9 @@ class Admission(Protocol):
 FULL_WAIT_S = 0.1
 """While full, how long to wait for room before polling again for the membership's sake, seconds."""
 
+HELD_SLICE = 64
+"""Entries held back that are offered at a time: each executed batch makes room for about as many."""
+
 
 class Intake:
     """Polling, admission and back-pressure of one model.
@@ -228,25 +231,34 @@ class Intake:
         refused = {id(refusal.entry) for refusal in refusals}
         return [entry for entry in entries if id(entry) not in refused]
 
-    def _offer(self, part: Partition, version: int, entries: Sequence[Entry]) -> None:
+    def _offer(self, part: Partition, version: int, entries: Sequence[Entry]) -> list[Entry]:
+        """Offer entries; returns those that are held now, in order: nobody awaits them and their queue is full."""
         refusals = self._admission.offer(version, entries)
         if not refusals:
-            return
+            return []
         answers: list[Refusal] = []
+        held: list[Entry] = []
         for refusal in refusals:
             if refusal.error.reason is Reason.QUEUE_FULL and not refusal.entry.awaited:
                 refusal.entry.model_version = str(version)
-                part.held.append(refusal.entry)
+                held.append(refusal.entry)
             else:
                 answers.append(refusal)
+        part.held += held
         if answers:
             self._admission.refuse(answers)
+        return held
 
     def _offer_held(self, part: Partition) -> None:
+        """Offer what is held again, a slice at a time, and of a queue that is found full nothing more."""
         held, part.held = part.held, type(part.held)()
+        full: set[tuple[str, int]] = set()
         while held:
             version = held[0].model_version
             run: list[Entry] = []
-            while held and held[0].model_version == version:
-                run.append(held.popleft())
-            self._offer(part, int(version), run)
+            while held and len(run) < HELD_SLICE and held[0].model_version == version:
+                entry = held.popleft()
+                (part.held if (version, entry.priority) in full else run).append(entry)
+            if run:
+                refused = self._offer(part, int(version), run)
+                full.update([(version, entry.priority) for entry in refused])
