@@ -104,9 +104,9 @@ def embedded_broker(settings: Settings) -> EmbeddedBroker:
     return EmbeddedBroker(port=port)
 
 
-def embedded_properties(broker: EmbeddedBroker) -> dict[str, str]:
-    """Return the Kafka properties of clients of the embedded broker."""
-    return {**EMBEDDED_PROPERTIES, **broker.properties}
+def embedded_properties(broker: EmbeddedBroker, settings: Settings) -> dict[str, str]:
+    """Return the Kafka properties of clients of the embedded broker; what the settings say of them wins."""
+    return {**EMBEDDED_PROPERTIES, **broker.properties, **kafka_properties(settings)}
 
 
 def _is_free(port: int) -> bool:

@@ -202,7 +202,7 @@ async def _opened_log(settings: Settings, addresses: Addresses) -> AsyncIterator
         return
     async with embedded_broker(settings) as broker:
         addresses.bootstrap, addresses.embedded = broker.bootstrap, True
-        async with open_log(embedded_properties(broker), settings) as log:
+        async with open_log(embedded_properties(broker, settings), settings) as log:
             yield log
 
 
