@@ -103,5 +103,8 @@ def _trace(request: web.BaseRequest) -> tuple[Header, ...]:
     if parent is None:
         return ()
     state = request.headers.get(TRACESTATE)
-    found: tuple[Header, ...] = ((TRACEPARENT, parent.encode()),)
-    return found if state is None else (*found, (TRACESTATE, state.encode()))
+    # aiohttp hands out bytes that are no UTF-8 as surrogates; on a record they are opaque, and come back as they came.
+    found: tuple[Header, ...] = ((TRACEPARENT, parent.encode("utf-8", "surrogateescape")),)
+    if state is None:
+        return found
+    return (*found, (TRACESTATE, state.encode("utf-8", "surrogateescape")))

@@ -106,6 +106,22 @@ async def test_R5_the_answers_id_is_the_requests_even_if_the_worker_says_another
         assert "id" not in (await post(session, body()))[1]
 
 
+async def test_a_trace_context_that_is_no_text_goes_along_as_it_is(log):
+    """Sent by hand: clients refuse to send such bytes."""
+    async with running(Worker(log)) as worker, serving(log) as (_, session):
+        url = session._base_url
+        content = json.dumps(body()).encode()
+        head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n".encode()
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(head + b"traceparent: \xff\xfe\r\nConnection: close\r\n\r\n" + content)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        (record,) = worker.seen
+        assert dict(record.headers)[TRACEPARENT] == b"\xff\xfe"
+
+
 async def test_TC02_PB47_parameters_become_record_headers(log):
     async with running(Worker(log)) as worker, serving(log) as (_, session):
         parameters = {
