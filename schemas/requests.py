@@ -23,6 +23,9 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024
 MAX_VERSION_CHARS = 20
 """Digits of a version number that could exist, and no more of what a client sends for one."""
 
+MAX_SHOWN_CHARS = 150
+"""Characters of a name that an error repeats."""
+
 _DEAD = frozenset(
     (Reason.UNDECODABLE, Reason.MALFORMED, Reason.UNKNOWN_CONTENT_TYPE, Reason.INVALID_HEADER)
 )
@@ -147,7 +150,10 @@ class RequestDecoder:
             value, entry.content_type, entry.record.headers, version.signature
         )
         if request.model_name not in ("", self.model_name):
-            raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
+            raise NotFound(
+                f"Request for unknown model: '{request.model_name[:MAX_SHOWN_CHARS]}' is not found, the model of this "
+                f"topic is '{self.model_name}'"
+            )
         if request.model_version and not entry.model_version:
             entry.model_version = request.model_version
             version = self._find(request.model_version)
