@@ -91,7 +91,10 @@ def test_a_value_that_names_another_model_is_refused():
     value, headers = encode_request(request(model_name="n"), PROTOBUF)
     failure = fail_one(Rec(value, tuple(headers)))
     assert failure.error.reason is Reason.UNKNOWN_MODEL
-    assert failure.error.detail == "Request for unknown model: 'n' is not found, the model of this topic is 'm'"
+    assert (
+        failure.error.detail
+        == "Request for unknown model: 'n' is not found, the model of this topic is 'm'"
+    )
     assert not failure.dead_letter
 
 
