@@ -345,7 +345,11 @@ def _kind_by_files(filename: str, contents: Collection[str]) -> Kind | None:
 def _sources(path: Path) -> list[ModelSource]:
     """Return the models of one path."""
     if not path.exists():
-        raise ConfigError("expected an existing directory", field="model repository", value=path)
+        raise ConfigError(
+            "expected an existing repository, model folder or model file",
+            field="model repository",
+            value=path,
+        )
     if path.is_file() or path.suffix in _BY_SUFFIX or _is_model_directory(path):
         return [single_file_repository(path)]
     # Hidden directories belong to tools (version control, notebooks, mounted volumes), never to models.

@@ -69,7 +69,7 @@ def test_a_repository_that_is_not_there_is_refused(tmp_path):
         scan([tmp_path / "none"])
     assert caught.value.field == "model repository"
     assert caught.value.value == str(tmp_path / "none")
-    assert caught.value.expected == "expected an existing directory"
+    assert caught.value.expected == "expected an existing repository, model folder or model file"
 
 
 @pytest.mark.parametrize("paths", [[], ["empty"]])
