@@ -85,20 +85,39 @@ class FileTypes:
         return [str(label) for label in self._magika._model_config.target_labels_space]  # noqa: SLF001  # as above
 
     def features(self, path: Path) -> Array | None:
-        """Return the model's input for a file, int32 [1, 2048], or None if the library decides without the model."""
-        _, features = self._magika._get_result_or_features_from_path(path)  # noqa: SLF001  # as above
+        """Return the model's input for a file, int32 [1, 2048], or None if the library decides without the model.
+
+        Raises:
+            OSError: The file went away meanwhile.
+        """
+        decided, features = self._magika._get_result_or_features_from_path(path)  # noqa: SLF001  # as above
         if features is None:
+            if not decided.ok:
+                raise FileNotFoundError(f"Magika cannot read {path}: {decided.status}")
             return None
         return np.array([*features.beg, *features.end], dtype=np.int32).reshape(1, -1)
 
     def verdict(self, path: Path) -> str:
-        """Return the model's label for a file as the library itself finds it, by its public call."""
-        return str(self._magika.identify_path(path).prediction.dl.label)
+        """Return the model's label for a file as the library itself finds it, by its public call.
+
+        Raises:
+            OSError: The file went away meanwhile.
+        """
+        return self._label(path, [path])
 
     def verdict_in_batch(self, path: Path) -> str:
         """Return the library's own label for a file that is asked about together with others.
 
         The runtime computes one row and several by different kernels, whose scores differ by up to 0.002: where two
         labels are that close, Magika itself says one thing of the file alone and another of it in a list.
+
+        Raises:
+            OSError: The file went away meanwhile.
         """
-        return str(self._magika.identify_paths([path, path])[0].prediction.dl.label)
+        return self._label(path, [path, path])
+
+    def _label(self, path: Path, paths: list[Path]) -> str:
+        result = self._magika.identify_paths(paths)[0]
+        if not result.ok:
+            raise FileNotFoundError(f"Magika cannot read {path}: {result.status}")
+        return str(result.prediction.dl.label)

@@ -31,7 +31,7 @@ class Job:
 
     Attributes:
         path: The file.
-        stamp: Its size and modification time when it was read.
+        stamp: Its size and modification time before it was read.
         sent_s: When its record was sent, on the monotonic clock.
         latency_s: Until its answer was read; None while there is none.
         label: The label of the answer, or what went wrong.
@@ -43,9 +43,21 @@ class Job:
     latency_s: float | None = None
     label: str = ""
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the file is still there and as it was when it was read."""
+        try:
+            return self.stamp == self.stamp_of(self.path)
+        except OSError:
+            return False
+
     @staticmethod
     def stamp_of(path: Path) -> tuple[int, int]:
-        """Return size and modification time of a file."""
+        """Return size and modification time of a file.
+
+        Raises:
+            OSError: It went away.
+        """
         stat = path.stat()
         return stat.st_size, stat.st_mtime_ns
 
@@ -87,6 +99,7 @@ class Exchange:
     Attributes:
         jobs: Files that were sent, by id; filled while it runs.
         decided: Files that the library decides without the model.
+        gone: Files that went away before they were read.
         seconds: From the first record to the last answer.
     """
 
@@ -94,6 +107,7 @@ class Exchange:
         """Keep the parts; `run` does the work."""
         self.jobs = jobs
         self.decided = 0
+        self.gone = 0
         self.seconds = 0.0
         self._types = types
         self._labels = types.labels
@@ -132,18 +146,27 @@ class Exchange:
     async def _send(self, files: Sequence[Path]) -> None:
         for number, path in enumerate(files):
             await self._room.acquire()
-            features = await asyncio.to_thread(self._types.features, path)
+            try:
+                stamp = Job.stamp_of(path)
+                features = await asyncio.to_thread(self._types.features, path)
+            except OSError:
+                self.gone += 1
+                self._passed_over()
+                continue
             if features is None:
                 self.decided += 1
-                self._room.release()
-                self._progress.advance(self._bar)
+                self._passed_over()
                 continue
-            job = Job(path, Job.stamp_of(path), time.monotonic())
+            job = Job(path, stamp, time.monotonic())
             value, headers = record_of(features)
             self.jobs[str(number)] = job
             await self._producer.send(
                 REQUESTS, value, headers=[("id", str(number).encode()), *headers]
             )
+
+    def _passed_over(self) -> None:
+        self._room.release()
+        self._progress.advance(self._bar)
 
     async def _read(self, sending: asyncio.Task[None]) -> None:
         last = time.monotonic()

@@ -25,14 +25,29 @@ def print_report(run: Run) -> None:
         console.print(f"[red]{path}: answered {got!r}, Magika says {wanted!r}[/]")
     if run.http_text:
         console.print(run.http_text)
-    compared = len(run.jobs) - run.changed
-    if run.is_good:
-        console.print(f"[bold green]All {run.equal} of {compared} answers equal Magika's own.[/]")
-    else:
-        console.print(
-            f"[bold red]{run.equal} of {compared} answers equal Magika's own, "
-            f"{len(run.different)} differ, {run.missing} are missing.[/]"
+    console.print(f"[bold {'green' if run.is_good else 'red'}]{verdict_of(run)}[/]")
+
+
+def verdict_of(run: Run) -> str:
+    """Return the demo's closing sentence: what was compared with what, and what came of it."""
+    alone = run.equal - run.equal_in_batch
+    parts = [f"{alone} equal Magika's verdict of the file alone"]
+    if run.equal_in_batch:
+        parts.append(
+            f"{run.equal_in_batch} only its verdict of the file in a batch (a near tie of two labels)"
         )
+    if run.different:
+        parts.append(f"{len(run.different)} differ")
+    if run.missing:
+        parts.append(f"{run.missing} are missing")
+    if run.changed or run.gone:
+        parts.append(f"{run.changed + run.gone} files changed meanwhile and count as neither")
+    if not run.http_label:
+        parts.append("nothing was asked over HTTP")
+    if run.equal < run.least:
+        parts.append(f"expected at least {run.least} that are equal")
+    start = "All answers are Magika's own: o" if run.is_good else "O"
+    return f"{start}f {len(run.jobs)} files asked about, {', '.join(parts)}."
 
 
 def _types(run: Run) -> Table:
@@ -63,8 +78,8 @@ def _figures(run: Run) -> Table:
     table.add_row("equal to Magika's own", str(run.equal))
     if run.equal_in_batch:
         table.add_row("of these, to its verdict in a batch", str(run.equal_in_batch))
-    if run.changed:
-        table.add_row("files changed meanwhile", str(run.changed))
+    if run.changed or run.gone:
+        table.add_row("files changed meanwhile", str(run.changed + run.gone))
     table.add_row("rate", f"{len(answered) / max(run.seconds, 1e-9):,.0f} files/s")
     if answered:
         p50, p99 = np.percentile(answered, [50, 99])
