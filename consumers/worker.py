@@ -139,11 +139,9 @@ class ModelWorker:
             except* LogError as group:
                 self.trouble = f"the log failed: {_first(group).detail}"
                 logger.warning("model '%s': %s; joining again", self.model_name, self.trouble)
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise asyncio.CancelledError  # before Python 3.13, a group's errors hide a cancellation
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # A task group with a failed child raises that failure instead of its own cancellation.
+                # Before Python 3.13, a task group with a failed child raises its failure instead of a cancellation.
                 raise asyncio.CancelledError
             if stop.is_set():
                 return
