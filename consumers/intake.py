@@ -58,7 +58,6 @@ class Intake:
     """Polling, admission and back-pressure of one model.
 
     Attributes:
-        records: Records admitted and not yet settled, over all partitions.
         stopped: No record is admitted any more.
     """
 
@@ -82,10 +81,6 @@ class Intake:
         self._room = asyncio.Event()
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
         self.stopped = False
-
-    def replace_decoder(self, decoder: Decoder) -> None:
-        """Decode with another set of versions from the next block on."""
-        self._decoder = decoder
 
     def cancel(self, ids: Iterable[bytes]) -> None:
         """Remember cancels whose request has not been read yet; bounded, oldest forgotten first."""
