@@ -92,8 +92,8 @@ class FileTypes:
         """
         decided, features = self._magika._get_result_or_features_from_path(path)  # noqa: SLF001  # as above
         if features is None:
-            if not decided.ok:
-                raise FileNotFoundError(f"Magika cannot read {path}: {decided.status}")
+            if decided is None or not decided.ok:
+                raise FileNotFoundError(f"Magika cannot read {path}")
             return None
         return np.array([*features.beg, *features.end], dtype=np.int32).reshape(1, -1)
 
@@ -119,5 +119,5 @@ class FileTypes:
     def _label(self, path: Path, paths: list[Path]) -> str:
         result = self._magika.identify_paths(paths)[0]
         if not result.ok:
-            raise FileNotFoundError(f"Magika cannot read {path}: {result.status}")
+            raise FileNotFoundError(f"Magika cannot read {path}")
         return str(result.prediction.dl.label)
