@@ -11,8 +11,9 @@ from headrace.schemas.errors import (
     Reason,
     TooLarge,
     Unavailable,
+    Unsupported,
 )
-from headrace.schemas.headers import RequestOptions, find_header
+from headrace.schemas.headers import RequestOptions, checked_id, find_header
 from headrace.schemas.infer import InferRequest, InferResponse, RequestedOutput
 from headrace.schemas.record import AVRO, STATUS, Out, Record
 from headrace.streams.model_view import Route
@@ -55,16 +56,53 @@ def request_record(
     return Out(route.topic, partition_for_key(key, route.partitions), key, value, headers)
 
 
-def check_size(model: str, out: Out, max_record_bytes: int) -> None:
+def check_request(route: Route, request: InferRequest, max_record_bytes: int) -> None:
+    """Refuse what the worker would refuse, so that it never enters the log (FAULTS B53).
+
+    Raises:
+        InferError: Of whatever kind; the sizes are looked at before the elements of BYTES tensors are.
+    """
+    model = route.signature.model_name
+    if route.config.decoupled:
+        raise Unsupported(
+            f"model '{model}': one request and one answer "
+            "doesn't support models with decoupled transaction policy"
+        )
+    checked_id(request.id)
+    check_size(model, sum([len(tensor.data) for tensor in request.inputs]), max_record_bytes)
+    route.signature.admit(request.inputs, request.outputs)
+
+
+def time_left(model: str, deadline_ms: int, now_ms: int) -> int:
+    """Return the milliseconds until a call's own deadline.
+
+    Raises:
+        DeadlineExceeded: It has passed.
+    """
+    left_ms = deadline_ms - now_ms
+    if left_ms <= 0:
+        raise DeadlineExceeded(
+            f"the deadline passed {-left_ms} ms before the request for model '{model}' could "
+            "be produced",
+            reason=Reason.DEADLINE_PASSED,
+        )
+    return left_ms
+
+
+def check_size(model: str, size: int, max_record_bytes: int) -> None:
     """Refuse a record that the broker would refuse (FAULTS B57).
+
+    Args:
+        model: Whose request it is.
+        size: Bytes of its value, or of the tensors that go into it.
+        max_record_bytes: Bytes that a record's value may have.
 
     Raises:
         TooLarge: Names the size, the limit and its option.
     """
-    size = len(out.value or b"")
     if size > max_record_bytes:
         raise TooLarge(
-            f"the request for model '{model}' is a record of {size} bytes, expected at most "
+            f"the request for model '{model}' takes a record of {size} bytes, expected at most "
             f"{max_record_bytes} (max_record_bytes)"
         )
 

@@ -18,24 +18,24 @@ from typing import Protocol, Self
 
 from headrace.schemas.errors import (
     Code,
-    DeadlineExceeded,
     InferError,
     LogError,
     QueueFull,
     Reason,
     Unavailable,
-    Unsupported,
 )
 from headrace.schemas.headers import RequestOptions, find_header
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import CORRELATION_ID, Header, Record
 from headrace.streams.announce import Announcer
 from headrace.streams.call_records import (
+    check_request,
     check_size,
     expired,
     not_produced,
     read_answer,
     request_record,
+    time_left,
 )
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.fleet import Fleet
@@ -285,13 +285,9 @@ class Gateway:
         try:
             self._admit(route, request)
             now_ms = self._clock_ms()
-            left_ms = deadline_ms - now_ms if deadline_ms else self.settings.timeout_ms
-            if left_ms <= 0:
-                raise DeadlineExceeded(
-                    f"the deadline passed {-left_ms} ms before the request for model '{model}' could "
-                    "be produced",
-                    reason=Reason.DEADLINE_PASSED,
-                )
+            left_ms = self.settings.timeout_ms
+            if deadline_ms:
+                left_ms = time_left(model, deadline_ms, now_ms)
             loop = asyncio.get_running_loop()
             future: asyncio.Future[InferResponse] = loop.create_future()
             deadline_s = loop.time() + left_ms / 1_000
@@ -309,7 +305,7 @@ class Gateway:
                 extra=extra,
             )
             out = request_record(route, version, request, options, spread=self._outbox.turn)
-            check_size(model, out, self.settings.max_record_bytes)
+            check_size(model, len(out.value or b""), self.settings.max_record_bytes)
             self._wake_at(deadline_s)
             self._outbox.send(out, lambda error: _fail(future, not_produced(model, error)))
             response = await future
@@ -336,12 +332,7 @@ class Gateway:
             raise Unavailable(
                 f"the gateway does not read its replies on topic {self._topology.replies} now"
             )
-        if route.config.decoupled:
-            raise Unsupported(
-                f"model '{route.signature.model_name}': one request and one answer "
-                "doesn't support models with decoupled transaction policy"
-            )
-        route.signature.admit(request.inputs, request.outputs)
+        check_request(route, request, self.settings.max_record_bytes)
         load = route.load(request.priority)
         if load is not None and load.is_full:
             raise QueueFull(

@@ -20,6 +20,8 @@ from gateway_kit import (
 )
 from headrace.schemas import errors
 from headrace.schemas.errors import Reason
+from headrace.schemas.headers import MAX_ID_BYTES
+from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import (
     CONTENT_TYPE,
     CORRELATION_ID,
@@ -35,6 +37,7 @@ from headrace.schemas.record import (
     TIMEOUT_US,
     TRACEPARENT,
 )
+from headrace.schemas.tensor import Datatype, Tensor
 from headrace.streams.cancels import read_cancel
 from headrace.streams.gateway import GatewaySettings
 from headrace.streams.memory import MemoryLog
@@ -624,6 +627,27 @@ async def test_B57_a_request_that_no_record_can_hold_is_413_and_names_the_option
         assert (await post(session, body()))[0] == 200
         assert len(worker.seen) == 1
         assert gateway.open_calls == 0
+
+
+async def test_B57_a_request_that_no_record_can_hold_is_refused_by_its_size_alone(log):
+    """Its tensors are not looked into: a walk over the elements of BYTES takes its time."""
+    settings = GatewaySettings(max_record_bytes=1_000)
+    async with running(Worker(log)) as worker, serving(log, settings) as (gateway, _):
+        broken = Tensor("INPUT0", Datatype.FP32, (1, 2), b"\0" * 1_001)
+        with pytest.raises(errors.TooLarge, match="1001 bytes"):
+            await gateway.infer("echo", "", InferRequest((broken,)))
+        assert worker.seen == []
+
+
+async def test_B53_an_id_that_no_answer_can_hold_is_400_and_never_enters_the_log(log):
+    async with running(Worker(log)) as worker, serving(log) as (gateway, session):
+        status, answer, _ = await post(session, body(id="x" * (MAX_ID_BYTES + 1)))
+        assert status == 400
+        assert "the id has 8193 characters, expected at most 8192 bytes" in answer["error"]
+        assert gateway.refused[Reason.INVALID_HEADER] == 1
+        longest = "x" * MAX_ID_BYTES
+        assert (await post(session, body(id=longest)))[1]["id"] == longest
+        assert len(worker.seen) == 1
 
 
 async def test_a_request_that_cannot_be_produced_is_503(log):
