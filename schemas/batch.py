@@ -150,7 +150,7 @@ class Batch:
             except for BYTES. The data is copied unless there is one entry.
         """
         spec = self.signature.inputs[index]
-        first = self._first()
+        first = self.first
         if first.data[index] is None:
             return None
         entries = self.entries
@@ -207,7 +207,9 @@ class Batch:
                 return True
         return False
 
-    def _first(self) -> Entry:
+    @property
+    def first(self) -> Entry:
+        """The first entry that is a request."""
         for entry in self.entries:
             if entry is not None:
                 return entry
@@ -217,16 +219,23 @@ class Batch:
 def helper_input(helper: BatchInput, batch: Batch) -> Array:
     """Make a helper tensor of a ragged batch (SEMANTICS §1.4).
 
+    Counts are of requests, as in Triton: one that brings several rows has one count, of all of its elements. Only
+    the item shapes are of rows. A model that answers per row with a helper of counts therefore fits requests of
+    one row only; such an output is refused (FAULTS B36).
+
     Returns:
         Array over the requests in order: [n] element counts, plain or accumulated ([n + 1] with a leading
-        zero); [max count] whose shape alone carries the number; or the item shapes, one row per request
-        ([n, rank], repeated for each row of a request that is a batch), or flattened.
+        zero); [max count] whose shape alone carries the number; or the item shapes, one per row
+        ([rows, rank]: that of a request stands there once for each of its rows), or the same flattened. An
+        optional source that is absent has 0 elements, and 0 in each dimension of its item shape.
     """
     spec = batch.signature.input(helper.source_input)
     assert spec is not None  # checked at load
     dtype = helper.datatype.numpy
     present = [entry for entry in batch.entries if entry is not None]
-    shapes = [entry.shapes[spec.index] or () for entry in present]
+    absent = (0,) * max(1, len(spec.dims))
+    found = [entry.shapes[spec.index] for entry in present]
+    shapes = [absent if shape is None else shape for shape in found]
     counts = [entry.rows * math.prod(shape) for entry, shape in zip(present, shapes, strict=True)]
     match helper.kind:
         case BatchInputKind.BATCH_ELEMENT_COUNT:
@@ -310,31 +319,57 @@ def _split_fixed(batch: Batch, raw: bytes, item: Shape) -> list[tuple[Shape, byt
 def _scatter(
     batch: Batch, spec: TensorSpec, array: Array, source: str
 ) -> list[tuple[Shape, bytes]]:
-    """Split a ragged output: each -1 of its dims takes the source input's size at that place (§1.4)."""
-    source_spec = batch.signature.input(source)
-    assert source_spec is not None  # checked at load
+    shapes = _scattered_shapes(batch, spec, source)
+    check_scattered(batch, spec, source, array)
     flat = array.reshape(-1)
     found: list[tuple[Shape, bytes]] = []
     at = 0
-    for entry in batch.entries:
-        rows = 1 if entry is None else entry.rows
-        source_shape = (entry or batch.entries[0]).shapes[source_spec.index] or ()  # type: ignore[union-attr]
-        item = tuple(
-            (source_shape[i] if i < len(source_shape) else 1) if dim < 0 else dim
-            for i, dim in enumerate(spec.dims)
-        )
-        count = rows * math.prod(item)
-        part = flat[at : at + count]
-        if len(part) != count:
-            break
-        found.append(((rows, *item), raw_bytes(part, spec.datatype)))
+    for shape in shapes:
+        count = math.prod(shape)
+        found.append((shape, raw_bytes(flat[at : at + count], spec.datatype)))
         at += count
-    if at != len(flat) or len(found) != len(batch.entries):
-        raise WrongOutput(
-            f"model '{batch.signature.model_name}' returned {len(flat)} elements for ragged output "
-            f"'{spec.name}', which do not split over the batch as input '{source}' was joined"
-        )
     return found
+
+
+def check_scattered(batch: Batch, spec: TensorSpec, source: str, array: Array) -> None:
+    """Check that a ragged output has as many elements as it takes to split it over the batch.
+
+    Args:
+        batch: The batch, or those of its entries that the output covers.
+        spec: The output.
+        source: The input whose shapes it takes.
+        array: The output, of any shape.
+
+    Raises:
+        WrongOutput: It has more or fewer (FAULTS B36).
+    """
+    expected = sum([math.prod(shape) for shape in _scattered_shapes(batch, spec, source)])
+    if array.size != expected:
+        raise WrongOutput(
+            f"model '{batch.signature.model_name}' returned {array.size} elements for ragged output "
+            f"'{spec.name}', expected {expected}, as input '{source}' was joined"
+        )
+
+
+def _scattered_shapes(batch: Batch, spec: TensorSpec, source: str) -> list[Shape]:
+    """Return each entry's wire shape: each -1 of the dims takes the source input's size at that place (§1.4)."""
+    source_spec = batch.signature.input(source)
+    assert source_spec is not None  # checked at load
+    found: list[Shape] = []
+    for entry in batch.entries:
+        given = batch.first if entry is None else entry
+        sizes = given.shapes[source_spec.index]
+        item = tuple(
+            [_scattered_size(sizes, i) if dim < 0 else dim for i, dim in enumerate(spec.dims)]
+        )
+        found.append((1 if entry is None else entry.rows, *item))
+    return found
+
+
+def _scattered_size(sizes: Shape | None, place: int) -> int:
+    if sizes is None:
+        return 0  # an absent source has no elements
+    return sizes[place] if place < len(sizes) else 1
 
 
 def _check_datatype(batch: Batch, spec: TensorSpec, array: Array) -> None:

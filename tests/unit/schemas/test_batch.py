@@ -213,6 +213,41 @@ def test_the_item_shapes_of_a_request_with_rows_stand_once_per_row():
     assert helper_input(signed.batch_inputs[0], made).tolist() == [[1, 2], [1, 2], [3, 1]]
 
 
+def test_the_counts_are_of_requests_and_not_of_rows():
+    """SEMANTICS §1.4: a request of two rows has one count, of all of its elements."""
+    signed = ragged(BatchInputKind.BATCH_ELEMENT_COUNT)
+    one = entry(2, data=(floats(*range(4)),), shapes=((2,),))
+    two = entry(1, data=(floats(*range(3)),), shapes=((3,),))
+    assert helper_input(signed.batch_inputs[0], batch(one, two, of=signed)).tolist() == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (BatchInputKind.BATCH_ELEMENT_COUNT, [0, 0]),
+        (BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT, [0, 0]),
+        (BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, [0, 0, 0]),
+        (BatchInputKind.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, []),
+        (BatchInputKind.BATCH_ITEM_SHAPE, [[0], [0]]),
+        (BatchInputKind.BATCH_ITEM_SHAPE_FLATTEN, [0, 0]),
+    ],
+)
+def test_DB12_an_absent_source_has_no_elements(kind, expected):
+    """The requests of a batch leave out the same inputs."""
+    signed = signature(
+        [tensor_config("x", dims=(-1,), allow_ragged_batch=True, optional=True)],
+        [tensor_config("y", dims=(-1,))],
+        batch_inputs=(BatchInput(kind, ("helper",), Datatype.INT32, "x"),),
+        batch_outputs=(BatchOutput(("y",), "x"),),
+    )
+    made = batch(*[entry(data=(None,), shapes=(None,)) for _ in range(2)], of=signed)
+    columns = made.inputs()
+    assert "x" not in columns
+    assert columns["helper"].tolist() == expected
+    empty = np.zeros(0, np.float32)
+    assert split_output(made, signed.outputs[0], empty) == [((1, 0), b"")] * 2
+
+
 def test_a_ragged_output_is_split_as_its_input_was_joined():
     signed = ragged(outputs=[tensor_config("y", dims=(-1,))])
     made = of_sizes(3, 0, 5, of=signed)
