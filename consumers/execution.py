@@ -1,7 +1,7 @@
 """Runs one batch on one instance and isolates what fails; called from the instance's own thread.
 
 A batch that raises is bisected until the culprit stands alone, so its neighbours still get results (DESIGN §5,
-FAULTS B31, B47); one with the wrong number of output rows is run again entry by entry (B36). A model with
+FAULTS B31, B47); one with the wrong number of output rows or elements is run again entry by entry (B36). A model with
 memory of its own is never run twice: there the whole batch fails. The one broad ``except`` of the service is
 here, around `Instance.execute`.
 """
@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.backends.backend import Instance
-from headrace.schemas.batch import Batch, Entry, Responses
+from headrace.schemas.batch import Batch, Entry, Responses, check_scattered
 from headrace.schemas.errors import BackendError, InferError, OutOfMemory, WrongOutput
+from headrace.schemas.tensor import Array
 
 
 class Part(NamedTuple):
@@ -107,7 +108,11 @@ def _run(instance: Instance, batch: Batch, *, decoupled: bool) -> list[Responses
 def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> None:
     """Check that each entry has one response, and each column one row per row of the batch (B36)."""
     answered = [0] * len(batch)
-    scattered = {name for helper in batch.signature.batch_outputs for name in helper.target_names}
+    sources = {
+        name: scatter.source_input
+        for scatter in batch.signature.batch_outputs
+        for name in scatter.target_names
+    }
     for responses in emitted:
         members = range(len(batch)) if responses.members is None else responses.members
         rows = 0
@@ -118,8 +123,9 @@ def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> No
         if batch.signature.max_batch_size == 0:
             continue
         for name, array in responses.outputs.items():
-            if name in scattered:
-                continue  # flat: as many elements as its source had
+            if (source := sources.get(name)) is not None:
+                _check_ragged(batch, members, name, source, array)
+                continue
             got = array.shape[0] if array.ndim else None
             if got != rows:
                 raise WrongOutput(
@@ -131,6 +137,16 @@ def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> No
             f"instance '{instance.name}' gave {sum(answered)} responses for {len(batch)} requests, "
             "expected one for each"
         )
+
+
+def _check_ragged(
+    batch: Batch, members: Sequence[int], name: str, source: str, array: Array
+) -> None:
+    """Check that a flat output has as many elements as its source's shapes give it."""
+    spec = batch.signature.output(name)
+    if spec is not None:
+        covered = Batch(batch.signature, [batch.entries[member] for member in members])
+        check_scattered(covered, spec, source, array)
 
 
 def _pieces(batch: Batch, exc: InferError) -> list[Batch]:

@@ -107,6 +107,37 @@ def test_B36_always_wrong_ends_as_an_error_for_each() -> None:
     assert all(isinstance(part.error, WrongOutput) for part in execution.parts)
 
 
+RAGGED = """
+max_batch_size: 8
+input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true }]
+output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }]
+batch_output [{ target_name: "OUTPUT0" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "INPUT0" }]
+"""
+
+
+@pytest.mark.parametrize("count", [0, 5, 7])
+def test_B36_a_ragged_output_of_another_size_is_run_singly(count: int) -> None:
+    """Three requests of two elements are six; whoever gives another number is asked about each alone."""
+    signature = make_signature(RAGGED)
+    entries = [make_entry((i, i), offset=i) for i in range(3)]
+
+    def script(batch: Batch) -> dict[str, np.ndarray]:
+        return {"OUTPUT0": np.zeros(count if len(batch) > 1 else 2, np.float32)}
+
+    instance = ScriptedInstance(script)
+    execution = run(instance, Batch(signature, entries))
+    assert outcome(execution) == ([0, 1, 2], [])
+    assert instance.batches == [[0, 1, 2], [0], [1], [2]]
+
+
+def test_a_ragged_output_of_the_right_size_is_run_once() -> None:
+    """Its first axis counts elements, not rows."""
+    instance = ScriptedInstance(lambda _: {"OUTPUT0": np.zeros(6, np.float32)})
+    entries = [make_entry((i, i), offset=i) for i in range(3)]
+    execution = run(instance, Batch(make_signature(RAGGED), entries))
+    assert (execution.executions, outcome(execution)) == (1, ([0, 1, 2], []))
+
+
 def test_foreign_exceptions_become_backend_errors_with_their_cause() -> None:
     """Whatever a plug-in raises is translated once and chained."""
     instance = ScriptedInstance(raising({0}, lambda: KeyError("weights")))
