@@ -1,15 +1,34 @@
 """Where answers go: the reply topic that a request names, else the model's results topic (DESIGN §4).
 
-Pure but for one lookup: partition counts of reply topics are asked of the log once and remembered, bounded.
+Pure but for the look-ups: partition counts of reply topics are asked of the log, those of one block together, and
+remembered, bounded; that a topic is missing is remembered for a moment only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeAlias
 
 from headrace.schemas.batch import Entry
-from headrace.schemas.errors import InvalidRequest, Reason
+from headrace.schemas.errors import InvalidRequest, LogError, Reason
+
+MISSING_S = 5.0
+"""For so long a reply topic is believed to be missing, or not to be known, without another look-up, seconds."""
+
+REFRESH_S = 60.0
+"""A known reply topic's partitions are counted again after so long: one that grew has new ones, seconds."""
+
+LOOKUP_TIMEOUT_S = 3.0
+"""All look-ups of one block take at most so long together, seconds: meanwhile nothing else is admitted."""
+
+MAX_LOOKUPS = 32
+"""Look-ups that are under way at the same time."""
+
+Found: TypeAlias = int | LogError | None
+"""Partition count of a topic, None where it does not exist, or why that is not known."""
 
 
 class Placement:
@@ -23,6 +42,10 @@ class Placement:
         allowed: Callable[[str], bool],
         lookup: Callable[[str], Awaitable[int | None]],
         max_topics: int,
+        lookup_timeout_s: float = LOOKUP_TIMEOUT_S,
+        missing_s: float = MISSING_S,
+        refresh_s: float = REFRESH_S,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep the addresses.
 
@@ -31,42 +54,124 @@ class Placement:
             results_partitions: Its partitions; fewer than the requests' are used modulo (FAULTS R8).
             allowed: Whether a reply topic may be written to (``--allow-reply-topics``).
             lookup: Partition count of a topic, None where it does not exist.
-            max_topics: Reply topics to remember.
+            max_topics: Reply topics to remember, and as many that are missing.
+            lookup_timeout_s: Longest time for all look-ups of one block.
+            missing_s: How long a failed look-up is remembered.
+            refresh_s: After this time a known topic is looked up again.
+            now_s: Monotonic seconds.
         """
         self._results_topic = results_topic
         self._results_partitions = results_partitions
         self._allowed = allowed
         self._lookup = lookup
         self._max_topics = max_topics
-        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._timeout_s = lookup_timeout_s
+        self._missing_s = missing_s
+        self._refresh_s = refresh_s
+        self._now_s = now_s
+        # By topic, the least recently used first: count, or the reason against it, and until when that is believed.
+        self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._refused: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def unknown(self, entries: Iterable[Entry]) -> set[str]:
-        """Return the reply topics among these that `learn` must look up first."""
-        counts = self._counts
+        """Return the reply topics among these that `learn` must look up before they are resolved."""
+        named = {entry.reply_topic for entry in entries}
+        named.discard("")
+        if not named:
+            return named
+        now = self._now_s()
         return {
-            entry.reply_topic
-            for entry in entries
-            if entry.reply_topic
-            and entry.reply_topic not in counts
-            and self._allowed(entry.reply_topic)
+            topic for topic in named if not self._is_fresh(topic, now) and self._allowed(topic)
         }
 
+    def _is_fresh(self, topic: str, now: float) -> bool:
+        if (known := self._known.get(topic)) is not None:
+            self._known.move_to_end(topic)
+            return now < known[1]
+        refused = self._refused.get(topic)
+        return refused is not None and now < refused[1]
+
     async def learn(self, topics: Iterable[str]) -> None:
-        """Look up the partition counts of reply topics."""
-        for topic in topics:
-            count = await self._lookup(topic)
-            if count:
-                self._counts[topic] = count
-                while len(self._counts) > self._max_topics:
-                    self._counts.popitem(last=False)
+        """Look up the partition counts of reply topics, together and within ``lookup_timeout_s``.
+
+        A topic that is known already keeps its count if it cannot be looked up now. Of another one the requests are
+        refused, so that a topic that nobody may describe does not stop the partition.
+
+        Raises:
+            LogError: The log cannot be reached now; try again later.
+        """
+        found = await self._look_up(topics)
+        now = self._now_s()
+        for topic, count in found.items():
+            known = self._known.pop(topic, None)
+            self._refused.pop(topic, None)
+            if isinstance(count, LogError) and known is not None:
+                self._known[topic] = (known[0], now + self._missing_s)
+            elif isinstance(count, LogError):
+                self._refuse(topic, f"could not be looked up: {count.detail}", now)
+            elif count:
+                self._known[topic] = (count, now + self._refresh_s)
+            else:
+                self._refuse(topic, "does not exist", now)
+        for remembered in (self._known, self._refused):
+            while len(remembered) > max(self._max_topics, len(found)):
+                remembered.popitem(last=False)
+        for topic, count in found.items():
+            if isinstance(count, LogError) and count.retriable and topic in self._refused:
+                del self._refused[topic]
+                raise count
+
+    def _refuse(self, topic: str, why: str, now: float) -> None:
+        self._refused[topic] = (f"reply topic {topic!r} {why}", now + self._missing_s)
+
+    async def _look_up(self, topics: Iterable[str]) -> dict[str, Found]:
+        """Return what the log says of each topic; what has not come in time is an error that is not retriable."""
+        slots = asyncio.Semaphore(MAX_LOOKUPS)
+
+        async def ask(topic: str) -> int | None:
+            async with slots:
+                return await self._lookup(topic)
+
+        tasks = {topic: asyncio.create_task(ask(topic)) for topic in topics}
+        if not tasks:
+            return {}
+        try:
+            await asyncio.wait(tasks.values(), timeout=self._timeout_s)
+            return {topic: self._outcome(task) for topic, task in tasks.items()}
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    def _outcome(self, task: asyncio.Task[int | None]) -> Found:
+        if not task.done():
+            return LogError(f"no answer within {self._timeout_s:g} s", retriable=False)
+        try:
+            return task.result()
+        except LogError as exc:
+            return exc
 
     async def vanished(self) -> set[str]:
-        """Return the reply topics that were there and are not any more."""
-        return {topic for topic in list(self._counts) if not await self._lookup(topic)}
+        """Return the reply topics that were there and are not any more.
+
+        Raises:
+            LogError: Some could not be looked up, and none of the others is gone.
+        """
+        found = await self._look_up(list(self._known))
+        gone = {
+            topic
+            for topic, count in found.items()
+            if not isinstance(count, LogError) and not count
+        }
+        failures = [count for count in found.values() if isinstance(count, LogError)]
+        if failures and not gone:
+            raise failures[0]
+        return gone
 
     def forget(self) -> None:
         """Look every reply topic up again: one may have been deleted."""
-        self._counts.clear()
+        self._known.clear()
+        self._refused.clear()
 
     def resolve(self, entry: Entry) -> InvalidRequest | None:
         """Fix an entry's reply partition, or return why its address cannot be used.
@@ -76,24 +181,26 @@ class Placement:
         topic = entry.reply_topic
         if not topic:
             return None
-        count = self._counts.get(topic)
-        if count is None:
-            detail = (
-                f"reply topic {topic!r} does not exist"
-                if self._allowed(topic)
-                else f"reply topic {topic!r} is not allowed, expected one that --allow-reply-topics matches"
-            )
-        elif entry.reply_partition >= count:
+        known = self._known.get(topic)
+        if known is None:
+            detail = self._why_not(topic)
+        elif entry.reply_partition >= known[0]:
             detail = (
                 f"reply partition {entry.reply_partition} does not exist, "
-                f"{topic!r} has {count} partitions"
+                f"{topic!r} has {known[0]} partitions"
             )
         else:
             if entry.reply_partition < 0:
-                entry.reply_partition = entry.tp.partition % count
+                entry.reply_partition = entry.tp.partition % known[0]
             return None
         entry.reply_topic = ""
         return InvalidRequest(detail, reason=Reason.REPLY_TOPIC_REFUSED)
+
+    def _why_not(self, topic: str) -> str:
+        if not self._allowed(topic):
+            return f"reply topic {topic!r} is not allowed, expected one that --allow-reply-topics matches"
+        refused = self._refused.get(topic)
+        return f"reply topic {topic!r} does not exist" if refused is None else refused[0]
 
     def target(self, entry: Entry) -> tuple[str, int]:
         """Return topic and partition of an entry's answer; its address has been resolved."""

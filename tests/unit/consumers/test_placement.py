@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from headrace.consumers.dead_letters import dead_letter
-from headrace.consumers.placement import Placement
-from headrace.schemas.errors import Reason, UndecodableRecord
+from headrace.consumers.placement import MAX_LOOKUPS, MISSING_S, REFRESH_S, Placement
+from headrace.schemas.errors import LogError, Reason, UndecodableRecord
 from headrace.schemas.record import TP
 from service_parts import PlainRecord, make_entry
 
@@ -21,13 +24,60 @@ class Topics:
         return self.counts.get(topic)
 
 
-def placement(topics: Topics, *, results: int = 4, max_topics: int = 100) -> Placement:
+class SlowTopics(Topics):
+    """Answers only when the gate is open; counts how many wait for it."""
+
+    def __init__(self, **counts: int) -> None:
+        super().__init__(**counts)
+        self.gate = asyncio.Event()
+        self.full = asyncio.Event()
+        self.waiting = 0
+        self.most = 0
+
+    async def partitions(self, topic: str) -> int | None:
+        found = await super().partitions(topic)
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        if self.waiting == MAX_LOOKUPS:
+            self.full.set()
+        try:
+            await self.gate.wait()
+        finally:
+            self.waiting -= 1
+        return found
+
+
+class FailingTopics(Topics):
+    """Fails while it has an error."""
+
+    error: LogError | None = None
+
+    async def partitions(self, topic: str) -> int | None:
+        found = await super().partitions(topic)
+        if self.error is not None:
+            raise self.error
+        return found
+
+
+class Seconds:
+    """A clock that only moves when told."""
+
+    at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def placement(
+    topics: Topics, *, results: int = 4, max_topics: int = 100, **more: object
+) -> Placement:
     return Placement(
         "results",
         results,
         allowed=lambda name: name.startswith("ok"),
         lookup=topics.partitions,
         max_topics=max_topics,
+        **more,  # type: ignore[arg-type]  # arguments by name
     )
 
 
@@ -88,10 +138,106 @@ async def test_a_reply_topic_or_partition_that_does_not_exist_is_refused() -> No
 
 
 async def test_remembered_topics_are_bounded() -> None:
-    """The oldest is forgotten and looked up again when it is named again."""
-    place = placement(Topics(ok1=1, ok2=1), max_topics=1)
+    """The one that was not used for the longest is forgotten and looked up again when it is named again."""
+    place = placement(Topics(ok1=1, ok2=1, ok3=1), max_topics=2)
     await place.learn(["ok1", "ok2"])
-    assert place.unknown([entry_for("ok1"), entry_for("ok2")]) == {"ok1"}
+    assert place.unknown([entry_for("ok1")]) == set()
+    await place.learn(["ok3"])
+    assert place.unknown([entry_for(f"ok{number}") for number in (1, 2, 3)]) == {"ok2"}
+
+
+async def test_the_look_ups_of_a_block_are_made_together_and_bounded() -> None:
+    """Five hundred clients that come at once must not wait for one another's round trips."""
+    topics = SlowTopics(**{f"ok{number}": 1 for number in range(500)})
+    place = placement(topics, max_topics=500)
+    learning = asyncio.create_task(place.learn(topics.counts))
+    async with asyncio.timeout(10):
+        await topics.full.wait()
+    topics.gate.set()
+    await learning
+    assert topics.most == MAX_LOOKUPS
+    assert place.unknown([entry_for(topic) for topic in topics.counts]) == set()
+
+
+async def test_look_ups_that_take_too_long_end_and_the_requests_are_refused() -> None:
+    """A log that does not say must not hold up the requests behind; the sentence does not call the topic missing."""
+    topics = SlowTopics(ok1=1)
+    place = placement(topics, lookup_timeout_s=0.01)
+    async with asyncio.timeout(10):
+        await place.learn({"ok1"})
+    assert topics.waiting == 0
+    entry = entry_for("ok1")
+    assert place.unknown([entry]) == set()
+    error = place.resolve(entry)
+    assert error is not None
+    assert error.reason is Reason.REPLY_TOPIC_REFUSED
+    assert "'ok1' could not be looked up: no answer within 0.01 s" in error.detail
+    assert place.target(entry) == ("results", 3)
+
+
+async def test_that_a_topic_is_missing_is_remembered_for_a_moment() -> None:
+    """A client of a topic that is not there must not cost each block a look-up; made since, it is found."""
+    topics, now = Topics(), Seconds()
+    place = placement(topics, now_s=now)
+    await place.learn({"ok1"})
+    now.at += MISSING_S - 0.1
+    assert place.unknown([entry_for("ok1")]) == set()
+    now.at += 0.2
+    topics.counts["ok1"] = 1
+    assert place.unknown([entry_for("ok1")]) == {"ok1"}
+    await place.learn({"ok1"})
+    assert place.resolve(entry_for("ok1")) is None
+
+
+async def test_missing_topics_that_are_remembered_are_bounded() -> None:
+    """A client that names another one each time costs no memory."""
+    place = placement(Topics(), max_topics=10)
+    for number in range(100):
+        await place.learn({f"ok{number}"})
+    known = [n for n in range(100) if not place.unknown([entry_for(f"ok{n}")])]
+    assert known == list(range(90, 100))
+
+
+async def test_a_topic_that_grew_accepts_its_new_partitions_after_a_while() -> None:
+    """Its count is read again."""
+    topics, now = Topics(ok1=1), Seconds()
+    place = placement(topics, now_s=now)
+    await place.learn({"ok1"})
+    topics.counts["ok1"] = 2
+    assert place.resolve(entry_for("ok1", 1)) is not None
+    now.at += REFRESH_S
+    assert place.unknown([entry_for("ok1", 1)]) == {"ok1"}
+    await place.learn({"ok1"})
+    assert place.resolve(entry_for("ok1", 1)) is None
+
+
+async def test_a_known_topic_keeps_its_count_while_the_log_cannot_be_asked() -> None:
+    """And is not asked for again with each block."""
+    topics, now = FailingTopics(ok1=2), Seconds()
+    place = placement(topics, now_s=now)
+    await place.learn({"ok1"})
+    now.at += REFRESH_S
+    topics.error = LogError("the log is away", retriable=True)
+    await place.learn({"ok1"})
+    assert place.unknown([entry_for("ok1")]) == set()
+    assert place.resolve(entry_for("ok1", 1)) is None
+
+
+async def test_a_topic_nobody_may_describe_is_refused_and_a_log_that_is_away_is_not_its_fault() -> (
+    None
+):
+    """The first would stop the partition for ever; the second is tried again."""
+    topics = FailingTopics(ok1=1)
+    place = placement(topics)
+    topics.error = LogError("not authorised", retriable=False)
+    await place.learn({"ok1"})
+    error = place.resolve(entry_for("ok1"))
+    assert error is not None
+    assert "'ok1' could not be looked up: not authorised" in error.detail
+    topics.error = LogError("the log is away", retriable=True)
+    with pytest.raises(LogError, match="away"):
+        await place.learn({"ok2"})
+    assert place.unknown([entry_for("ok2")]) == {"ok2"}
 
 
 def test_a_dead_letter_keeps_the_original_and_says_where_and_why() -> None:
