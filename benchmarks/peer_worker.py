@@ -111,7 +111,7 @@ async def serve(args: argparse.Namespace, folder: Path) -> None:
     repository = Repository([_write_repository(folder, args.model)])
     if failures := await asyncio.to_thread(repository.load):
         raise SystemExit("\n".join(failure.text for failure in failures.values()))
-    loaded = repository.route(MODEL)
+    (loaded,) = repository.models[MODEL].versions.values()
     pool = Pool(loaded.instances, MODEL)
     pool.start()
     properties = {"bootstrap.servers": args.bootstrap, **PROPERTIES}

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from headrace.schemas.batch import Entry
-from headrace.schemas.record import TP
 
 T = TypeVar("T")
 
@@ -66,13 +65,6 @@ class PreserveOrdering(Generic[T]):
             if number is not None:
                 self._ready[number] = None
         return self._release()
-
-    def drop(self, tp: TP) -> list[tuple[Entry, T]]:
-        """Forget the entries of a revoked or lost partition, held answers included; return what may leave now."""
-        for number, slot in self._ready.items():
-            if slot is not None and slot[0].tp == tp:
-                self._ready[number] = None
-        return self.skip([entry for entry in self._numbers if entry.tp == tp])
 
     def _release(self) -> list[tuple[Entry, T]]:
         ready = self._ready

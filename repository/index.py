@@ -1,4 +1,4 @@
-"""What is loaded and in which state: the index, readiness, and which version answers.
+"""What is loaded and in which state: the index and readiness.
 
 The only shared state of the repository: loading threads write it, the event loop reads it, under one lock that
 is held for no longer than a dictionary look-up.
@@ -10,8 +10,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-
-from headrace.schemas.errors import NotFound, Reason, Unavailable
 
 UNLOADED = "unloaded"
 """The one reason of an UNAVAILABLE version that strict readiness forgives (SEMANTICS SV-02)."""
@@ -71,16 +69,6 @@ class Index:
             self._models.setdefault(model, {}).update(states)
             self._generation += 1
 
-    def state(self, model: str, version: int) -> VersionState | None:
-        """Return the state of one version; None: no such model or version is known."""
-        with self._lock:
-            return self._models.get(model, {}).get(version)
-
-    def ready_versions(self, model: str) -> tuple[int, ...]:
-        """Return the READY versions of a model, ascending (SEMANTICS PB-61)."""
-        with self._lock:
-            return self._ready(model)
-
     def rows(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Return the index as the repository endpoint shows it (SEMANTICS PB-63).
 
@@ -122,43 +110,6 @@ class Index:
                 )
                 for versions in self._models.values()
             )
-
-    def route(self, model: str, version: str = "") -> int:
-        """Return the version that answers a request (SEMANTICS MR-07, PB-33).
-
-        Args:
-            model: Model name.
-            version: As on the wire; ``""`` is the highest that is READY now.
-
-        Raises:
-            NotFound: No such model or version, or nothing is ready.
-            Unavailable: That version is known and not READY.
-        """
-        with self._lock:
-            versions = self._models.get(model)
-            about = f"Request for unknown model: '{model}'"
-            if versions is None:
-                raise NotFound(f"{about} is not found")
-            if not version:
-                ready = self._ready(model)
-                if not ready:
-                    raise NotFound(
-                        f"{about} has no available versions", reason=Reason.UNKNOWN_VERSION
-                    )
-                return ready[-1]
-            known = version.isascii() and version.isdigit() and len(version) <= 19
-            found = versions.get(int(version)) if known else None
-            if found is None:
-                raise NotFound(
-                    f"{about} version {version} is not found", reason=Reason.UNKNOWN_VERSION
-                )
-            if found.state is not State.READY:
-                raise Unavailable(f"{about} version {version} is not at ready state")
-            return int(version)
-
-    def _ready(self, model: str) -> tuple[int, ...]:
-        versions = self._models.get(model, {})
-        return tuple(v for v in sorted(versions) if versions[v].state is State.READY)
 
     def _bare(self, model: str) -> dict[str, str]:
         reason = self._reasons.get(model)

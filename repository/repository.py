@@ -1,4 +1,4 @@
-"""The repositories of one process: found, loaded in parallel, indexed, routed to and closed.
+"""The repositories of one process: found, loaded in parallel, indexed and closed.
 
 Control mode ``none`` (SEMANTICS MC-01): everything is loaded at start, and later changes on disk are ignored.
 Failures are collected, never raised: one model that does not load keeps no other from serving (MC-04 decides
@@ -11,26 +11,16 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from enum import StrEnum
 from pathlib import Path
 
 from headrace.backends.backend import Backend, find_backend
 from headrace.repository.index import DUPLICATE, UNLOADED, Index, State, VersionState
 from headrace.repository.layout import ModelSource, scan
-from headrace.repository.models import WHOLE_MODEL, LoadedModel, LoadedVersion, LoadFailure, load
+from headrace.repository.models import WHOLE_MODEL, LoadedModel, LoadFailure, load
 from headrace.repository.prepare import Backends, LoadSettings, VersionError, prepare
-from headrace.schemas.errors import ConfigError, NotFound, Unavailable
+from headrace.schemas.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-
-class Readiness(StrEnum):
-    """Whether a model can answer (SEMANTICS SV-05); HTTP says 200, 404, 400 and 503."""
-
-    READY = "READY"
-    UNKNOWN = "UNKNOWN"
-    UNHEALTHY = "UNHEALTHY"
-    NOT_READY = "NOT_READY"
 
 
 class Repository:
@@ -91,26 +81,6 @@ class Repository:
                     self._failed(outcome)
         return self.failures
 
-    def route(self, model: str, version: str = "") -> LoadedVersion:
-        """Return the version that answers a request (SEMANTICS MR-07).
-
-        Raises:
-            NotFound: No such model or version, or nothing of it is ready.
-            Unavailable: That version is not ready.
-        """
-        number = self.index.route(model, version)
-        return self.models[model].versions[number]
-
-    def readiness(self, model: str, version: str = "") -> Readiness:
-        """Whether a model, or one version of it, can answer (SEMANTICS SV-05, SV-06)."""
-        try:
-            found = self.route(model, version)
-        except NotFound:
-            return Readiness.UNKNOWN
-        except Unavailable:
-            return Readiness.NOT_READY
-        return Readiness.READY if found.healthy() else Readiness.UNHEALTHY
-
     def is_ready(self, *, strict: bool = True) -> bool:
         """Whether the server as a whole is ready (SEMANTICS SV-02, SV-04)."""
         if not strict:
@@ -163,7 +133,7 @@ class Repository:
     def _serve(self, name: str, model: LoadedModel) -> None:
         for warning in model.warnings:
             logger.warning("%s", warning)
-        self.models[name] = model  # before the index: what it says is READY can be routed to
+        self.models[name] = model  # before the index: what it says is READY can be found
         self.index.set(name, dict.fromkeys(model.versions, VersionState(State.READY)))
 
     def _show_failure(self, failure: LoadFailure, served: Iterable[int]) -> None:

@@ -176,11 +176,6 @@ def check_topic(name: str, *, part: str, what: str) -> None:
     raise ConfigError(f"cannot be (part of) a topic's name: {RULE}{hint}", field=what, value=part)
 
 
-def result_partition(request_partition: int, partitions: int) -> int:
-    """Return where an answer goes: the partition number of its request, modulo (DESIGN §4, FAULTS R8)."""
-    return request_partition % partitions
-
-
 def partition_for_key(key: bytes, partitions: int) -> int:
     """Return the partition of a key as Java, Go and aiokafka producers choose it (murmur2).
 

@@ -10,9 +10,9 @@ from backend_kit import batch_of, run_one
 from headrace.backends.identity import IdentityBackend
 from headrace.repository.models import WHOLE_MODEL
 from headrace.repository.prepare import LoadSettings
-from headrace.repository.repository import Readiness, Repository
+from headrace.repository.repository import Repository
 from headrace.schemas.config_text import config_to_json
-from headrace.schemas.errors import ConfigError, NotFound, Unavailable
+from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import InstanceGroup, InstanceKind
 
 ECHO = """backend: "identity" max_batch_size: 4
@@ -49,6 +49,11 @@ def opened():
         repository.close()
 
 
+def version_of(repository, model, number=1):
+    """Return one loaded version of a model."""
+    return repository.models[model].versions[number]
+
+
 def test_MR_01_a_repository_without_configurations_serves(tmp_path, opened):
     """AC-02, MR-30, MR-33: everything is read from the model file and shown on the config endpoint."""
     repository = opened(
@@ -62,7 +67,7 @@ def test_MR_01_a_repository_without_configurations_serves(tmp_path, opened):
         {"name": "mlp", "version": "1", "state": "READY"},
         {"name": "simple", "version": "1", "state": "READY"},
     ]
-    version = repository.route("mlp")
+    version = version_of(repository, "mlp")
     assert version.config.instance_groups == (InstanceGroup("mlp", InstanceKind.KIND_CPU, 2),)
     assert [instance.name for instance in version.instances] == ["mlp_0", "mlp_1"]
     assert version.config.platform == "onnxruntime_onnx"
@@ -80,7 +85,7 @@ def test_MR_01_a_repository_without_configurations_serves(tmp_path, opened):
 
 def test_AC_02_the_batch_size_of_auto_complete_is_a_setting(tmp_path, opened):
     onnx_models.write_repository(tmp_path, {"mlp": onnx_models.mlp()})
-    config = opened(tmp_path, default_max_batch_size=32).route("mlp").config
+    config = version_of(opened(tmp_path, default_max_batch_size=32), "mlp").config
     assert config.max_batch_size == 32
     assert config.dynamic_batching.preferred_batch_size == (32,)
 
@@ -103,7 +108,7 @@ def test_AC_01_without_auto_complete_a_configuration_must_be_whole(tmp_path, ope
     assert none.expected == "expected a config.pbtxt, as auto-complete is switched off"
 
 
-def test_MR_06_MR_07_versions_are_served_by_policy_and_the_highest_answers(tmp_path, opened):
+def test_MR_06_versions_are_served_by_policy(tmp_path, opened):
     versions = {number: onnx_models.add_sub(number) for number in (1, 2, 3)}
     onnx_models.write_repository(
         tmp_path,
@@ -119,14 +124,12 @@ def test_MR_06_MR_07_versions_are_served_by_policy_and_the_highest_answers(tmp_p
         "latest": [3],
         "some": [1],
     }
-    assert repository.route("all").version == 3
-    assert repository.route("all", "1").version == 1
     assert repository.models["some"].warnings == (
         f"{tmp_path / 'some/config.pbtxt'}: version 7 is not there and is skipped",
     )
     ones = {name: np.ones((1, 16), np.int32) for name in ("INPUT0", "INPUT1")}
-    for number, doubled in (("1", "OUTPUT0"), ("2", "OUTPUT1")):
-        version = repository.route("all", number)
+    for number, doubled in ((1, "OUTPUT0"), (2, "OUTPUT1")):
+        version = version_of(repository, "all", number)
         outputs = run_one(version.instances[0], batch_of(version.config, ones))
         assert outputs[doubled].tolist() == [[2] * 16]
 
@@ -148,10 +151,7 @@ def test_L0_lifecycle_a_model_that_does_not_parse_keeps_no_other_from_serving(
     ]
     assert not repository.is_ready()
     assert repository.is_ready(strict=False)
-    assert repository.readiness("good") is Readiness.READY
-    assert repository.readiness("bad") is Readiness.UNKNOWN
-    with pytest.raises(NotFound, match="'bad' has no available versions"):
-        repository.route("bad")
+    assert list(repository.models) == ["good"]
     assert repository.failures["bad"].text == f"load failed for model 'bad': {reason}"
     assert list(repository.failures["bad"].causes) == [WHOLE_MODEL]
     assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
@@ -216,10 +216,6 @@ def test_MC_05_MC_10_versions_load_as_a_unit(tmp_path, opened):
     assert str(broken) in rows[0]["reason"]
     assert rows[1]["reason"] == "unloaded"
     assert not repository.is_ready()
-    with pytest.raises(Unavailable, match="not at ready state"):
-        repository.route("m", "1")
-    assert repository.readiness("m", "1") is Readiness.NOT_READY
-    assert repository.readiness("m", "3") is Readiness.UNKNOWN
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", None])
@@ -313,13 +309,13 @@ def test_MR_03_a_model_without_versions_is_refused(tmp_path, opened):
 def test_MR_09_a_backend_may_be_named_by_the_model(tmp_path, opened):
     text = ECHO.replace('backend: "identity"', "")
     repository = opened(echo(tmp_path, "m.identity", text))
-    assert repository.route("m.identity").config.backend == "identity"
+    assert version_of(repository, "m.identity").config.backend == "identity"
 
 
 def test_MR_10_external_data_lies_in_a_directory(tmp_path, opened):
     onnx_models.write_external(tmp_path / "m/1", onnx_models.mlp())
     repository = opened(tmp_path)
-    version = repository.route("m")
+    version = version_of(repository, "m")
     x = np.ones((1, 128), np.float32)
     outputs = run_one(version.instances[0], batch_of(version.config, {"x": x}))
     np.testing.assert_allclose(outputs["y"], onnx_models.mlp_expected(x), rtol=1e-3)
@@ -329,22 +325,22 @@ def test_MR_13_another_configuration_is_read_by_name(tmp_path, opened):
     onnx_models.write_repository(tmp_path, {"m": onnx_models.mlp()}, {"m": "max_batch_size: 2"})
     (tmp_path / "m/configs").mkdir()
     (tmp_path / "m/configs/big.pbtxt").write_text("max_batch_size: 64", encoding="utf-8")
-    assert opened(tmp_path).route("m").config.max_batch_size == 2
-    assert opened(tmp_path, config_name="big").route("m").config.max_batch_size == 64
+    assert version_of(opened(tmp_path), "m").config.max_batch_size == 2
+    assert version_of(opened(tmp_path, config_name="big"), "m").config.max_batch_size == 64
 
 
 def test_MR_26_labels_come_with_the_version(tmp_path, opened):
     text = 'output { name: "y" data_type: TYPE_FP32 dims: [10] label_filename: "labels.txt" }'
     onnx_models.write_repository(tmp_path, {"m": onnx_models.mlp()}, {"m": text})
     (tmp_path / "m/labels.txt").write_text("zero\none\n", encoding="utf-8")
-    assert opened(tmp_path).route("m").labels == {"y": ("zero", "one")}
+    assert version_of(opened(tmp_path), "m").labels == {"y": ("zero", "one")}
 
 
 def test_MR_30_every_group_gets_its_instances(tmp_path, opened):
     text = (
         ECHO + "instance_group [ { count: 2 kind: KIND_CPU }, { name: 'extra' kind: KIND_MODEL } ]"
     )
-    version = opened(echo(tmp_path, "m", text)).route("m")
+    version = version_of(opened(echo(tmp_path, "m", text)), "m")
     assert [instance.name for instance in version.instances] == ["m_0_0", "m_0_1", "extra_0"]
 
 
@@ -361,7 +357,7 @@ def test_a_single_file_serves_without_being_copied(tmp_path, opened):
     onnx_models.write_repository(tmp_path, {"m": onnx_models.mlp()})
     path = (tmp_path / "m/1/model.onnx").rename(tmp_path / "my net.onnx")
     repository = opened(path)
-    version = repository.route("my_net")
+    version = version_of(repository, "my_net")
     assert version.version == 1
     assert version.config.max_batch_size == 4
     assert version.config.default_model_filename == "my net.onnx"
@@ -373,7 +369,7 @@ def test_a_single_file_serves_without_being_copied(tmp_path, opened):
 def test_a_single_file_may_be_a_directory_with_external_data(tmp_path, opened):
     made = onnx_models.write_external(tmp_path / "x", onnx_models.mlp())
     path = made.rename(tmp_path / "net.onnx")
-    assert opened(path).route("net").config.max_batch_size == 4
+    assert version_of(opened(path), "net").config.max_batch_size == 4
 
 
 def test_hints_are_logged_once_per_model(tmp_path, opened, caplog):
@@ -497,19 +493,18 @@ def test_close_goes_in_reverse_and_the_index_says_unloaded(tmp_path):
     assert {(row["state"], row["reason"]) for row in repository.index.rows()} == {
         ("UNAVAILABLE", "unloaded")
     }
-    assert repository.readiness("m") is Readiness.UNKNOWN
     repository.close()
     assert len(closed) == 6
 
 
 def test_SV_04_SV_05_an_unhealthy_instance_shows_in_readiness(tmp_path, opened):
     repository = opened(echo(tmp_path, "m", ECHO + script("healthy_executions", 1)))
-    version = repository.route("m")
-    assert repository.readiness("m") is Readiness.READY
+    version = version_of(repository, "m")
+    assert version.healthy()
     assert repository.is_ready()
     row = {"INPUT0": np.zeros((1, 2), np.float32)}
     run_one(version.instances[0], batch_of(version.config, row))
-    assert repository.readiness("m") is Readiness.UNHEALTHY
+    assert not version.healthy()
     assert not repository.is_ready()
     assert repository.is_ready(strict=False)
 
@@ -519,5 +514,5 @@ def test_MC_01_what_changes_on_disk_after_the_load_is_ignored(tmp_path, opened):
     (tmp_path / "m" / "2").mkdir()
     (tmp_path / "later" / "1").mkdir(parents=True)
     assert list(repository.models) == ["m"]
-    assert repository.index.ready_versions("m") == (1,)
-    assert repository.route("m").version == 1
+    assert repository.index.rows() == [{"name": "m", "version": "1", "state": "READY"}]
+    assert list(repository.models["m"].versions) == [1]

@@ -51,17 +51,6 @@ def test_QT04_a_refused_entry_holds_nobody_back(
     assert len(ordering) == 1
 
 
-def test_a_lost_partition_holds_nobody_back(
-    ordering: PreserveOrdering[int], entries: list[Entry]
-) -> None:
-    """Its entries are forgotten, and its answers that were held are not released."""
-    ordering.done([entries[2], entries[1]], [2, 1])
-    assert offsets(ordering.drop(TP("t", 0))) == [1]
-    assert offsets(ordering.done([entries[3]], [3])) == [3]
-    assert offsets(ordering.done([entries[5]], [5])) == [5]
-    assert len(ordering) == 0
-
-
 def test_any_order_of_finishing_is_released_in_order() -> None:
     """A thousand entries, finished in a shuffled order, leave as they came and once each."""
     ordering: PreserveOrdering[int] = PreserveOrdering()

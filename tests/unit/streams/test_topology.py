@@ -6,10 +6,7 @@ from headrace.streams.topology import (
     MappedTopics,
     Topology,
     partition_for_key,
-    result_partition,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def test_names_and_settings_are_the_contract_s():
@@ -88,14 +85,6 @@ def test_patterns_replace_the_default_for_replies():
     assert topology.reply_allowed("team-a.answers")
     assert not topology.reply_allowed("team-ab.answers")
     assert not topology.reply_allowed("headrace.status")
-
-
-@given(st.integers(0, 1000), st.integers(1, 64))
-def test_R8_a_result_has_a_partition_whatever_the_target_has(partition, partitions):
-    """Same number where there is one, else modulo: no reply is lost."""
-    target = result_partition(partition, partitions)
-    assert 0 <= target < partitions
-    assert partition >= partitions or target == partition
 
 
 def test_keys_go_where_java_s_producer_sends_them():
