@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.schemas.errors import ConfigError, InvalidRequest
+from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import VersionPolicy, VersionPolicyKind
 
 CONFIG_FILE = "config.pbtxt"
@@ -226,21 +226,6 @@ def select_versions(
             value=policy.kind.value,
         )
     return tuple(chosen), warnings
-
-
-def check_load_name(name: str) -> None:
-    """Check the name that somebody asks to load (SEMANTICS MR-14).
-
-    Raises:
-        InvalidRequest: Empty after trimming, ``..``, or a path.
-    """
-    trimmed = name.strip()
-    if not trimmed:
-        raise InvalidRequest("Model name cannot be empty")
-    if trimmed == ".." or "/" in trimmed:
-        raise InvalidRequest(
-            f"Model name '{name}' must not contain path traversal characters ('/' or '..')"
-        )
 
 
 def check_topic_name(name: str, file: str) -> None:

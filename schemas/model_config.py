@@ -12,10 +12,26 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from headrace.schemas.errors import InvalidRequest
 from headrace.schemas.tensor import Datatype, Shape
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig as ModelConfigMessage
+
+
+def check_load_name(name: str) -> None:
+    """Check the name that somebody asks to load (SEMANTICS MR-14).
+
+    Raises:
+        InvalidRequest: Empty after trimming, ``..``, or a path.
+    """
+    trimmed = name.strip()
+    if not trimmed:
+        raise InvalidRequest("Model name cannot be empty")
+    if trimmed == ".." or "/" in trimmed:
+        raise InvalidRequest(
+            f"Model name '{name}' must not contain path traversal characters ('/' or '..')"
+        )
 
 
 @dataclass(frozen=True, slots=True)

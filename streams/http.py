@@ -14,6 +14,7 @@ from typing import Self
 
 from aiohttp import web
 from headrace.schemas.errors import ConfigError, InferError, Unavailable, Unsupported
+from headrace.schemas.model_config import check_load_name
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import ENCODINGS, read_body
 from headrace.streams.http_errors import error_response, json_response, text_error
@@ -155,6 +156,8 @@ class HttpServer:
         if target.kind is Kind.SERVER:
             return json_response(server_metadata(settings.name))
         if target.kind is Kind.CONTROL:
+            if target.feature == "load":
+                check_load_name(target.model)
             raise Unavailable(NO_CONTROL)
         if target.kind is Kind.ABSENT:
             raise Unsupported(f"{target.feature} is not offered by this gateway")

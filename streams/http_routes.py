@@ -34,7 +34,7 @@ class Target(NamedTuple):
         methods: The verbs that it takes.
         model: Model name, or ``""``.
         version: Digits, or ``""``.
-        feature: For an ABSENT route, what it would be.
+        feature: For an ABSENT route, what it would be; for CONTROL, ``load`` or ``unload``.
     """
 
     kind: Kind
@@ -105,7 +105,7 @@ def _model_target(parts: list[str]) -> Target | None:
 def _repository_target(parts: list[str]) -> Target | None:
     """``models/{m}/load`` and ``/unload``; forms with a repository's name parse, and are absent (PB-10, PB-21)."""
     if len(parts) == 3 and parts[0] == "models" and parts[2] in ("load", "unload"):
-        return Target(Kind.CONTROL, _POST, unquote(parts[1]))
+        return Target(Kind.CONTROL, _POST, unquote(parts[1]), feature=parts[2])
     named = "addressing a repository by name"
     if len(parts) == 2 and parts[1] == "index":
         return Target(Kind.ABSENT, _POST, feature=named)

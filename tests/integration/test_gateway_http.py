@@ -42,6 +42,7 @@ from headrace.streams.cancels import read_cancel
 from headrace.streams.gateway import GatewaySettings
 from headrace.streams.memory import MemoryLog
 from headrace.streams.status import ModelState, QueueStatus, VersionStatus
+from yarl import URL
 
 INFER = "/v2/models/echo/infer"
 
@@ -279,6 +280,10 @@ async def test_an_expected_continue_is_answered(log):
         assert response.status == 200
 
 
+def exact(session, path):
+    return URL(f"{session._base_url.origin()}{path}", encoded=True)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "error"),
     [
@@ -298,13 +303,17 @@ async def test_an_expected_continue_is_answered(log):
         ("POST", "/v2/models/bad/versions/1/infer", 503, "is not at ready state"),
         ("POST", "/v2/repository/models/echo/load", 503, "is not allowed if polling is enabled"),
         ("POST", "/v2/repository/models/echo/unload", 503, "is not allowed if polling is enabled"),
+        ("POST", "/v2/repository/models/%20/load", 400, "Model name cannot be empty"),
+        ("POST", "/v2/repository/models/%2E%2E/load", 400, "must not contain path traversal"),
+        ("POST", "/v2/repository/models/a%2Fb/load", 400, "must not contain path traversal"),
+        ("POST", "/v2/repository/models/%2E%2E/unload", 503, "if polling is enabled"),
         ("POST", "/v2/repository/r/index", 501, "not offered"),
         ("GET", "/v2/models/stats", 501, "statistics"),
         ("POST", "/v2/models/echo/generate", 501, "generate"),
         ("GET", "/v2/systemsharedmemory/status", 501, "shared memory"),
     ],
 )
-async def test_PB20_PB33_MC01_codes_and_texts(log, method, path, status, error):
+async def test_PB20_PB33_MC01_MR14_codes_and_texts(log, method, path, status, error):
     """Also B77 and R6: an unknown model is a typed answer that lists the known ones."""
     bad = Worker(log, model="bad")
     await make_topics(log, "bad")
@@ -312,7 +321,8 @@ async def test_PB20_PB33_MC01_codes_and_texts(log, method, path, status, error):
     async with (
         running(Worker(log)),
         serving(log) as (_, session),
-        session.request(method, path, data=b"not even json") as response,
+        # As written: a client would take ``%2E%2E`` for a step up.
+        session.request(method, exact(session, path), data=b"not even json") as response,
     ):
         assert response.status == status
         assert response.content_type == "application/json"
