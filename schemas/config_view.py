@@ -64,14 +64,7 @@ def config_from_message(
     whole.CopyFrom(message)
     _check_enums(whole, file)
     if directory_name:
-        whole.name = whole.name or directory_name
-        if whole.name != directory_name:
-            raise ConfigError(
-                f"directory name must equal model name, expected '{directory_name}'",
-                file=file,
-                field="name",
-                value=whole.name,
-            )
+        _take_name(whole, directory_name, file)
     _normalize(whole)
     return ModelConfig(
         name=whole.name,
@@ -84,15 +77,7 @@ def config_from_message(
         batch_outputs=tuple(_batch_outputs(whole, file)),
         version_policy=_version_policy(whole.version_policy),
         dynamic_batching=_dynamic_batching(whole),
-        instance_groups=tuple(
-            InstanceGroup(
-                name=group.name,
-                kind=InstanceKind(pb.ModelInstanceGroup.Kind.Name(group.kind)),
-                count=group.count,
-                gpus=tuple(group.gpus),
-            )
-            for group in whole.instance_group
-        ),
+        instance_groups=tuple(map(_instance_group, whole.instance_group)),
         default_model_filename=whole.default_model_filename,
         parameters={key: value.string_value for key, value in whole.parameters.items()},
         gpu_accelerators=_accelerators(whole, "gpu_execution_accelerator"),
@@ -143,6 +128,18 @@ def resolve(
         if group.count == 0:
             group.count = default_cpu_count if group.kind == kinds.KIND_CPU else 1
     return config_from_message(whole, file=file)
+
+
+def _take_name(whole: ModelConfigMessage, directory_name: str, file: str) -> None:
+    """Name the model as its directory is, unless it says otherwise itself (SEMANTICS MR-04)."""
+    whole.name = whole.name or directory_name
+    if whole.name != directory_name:
+        raise ConfigError(
+            f"directory name must equal model name, expected '{directory_name}'",
+            file=file,
+            field="name",
+            value=whole.name,
+        )
 
 
 def _normalize(whole: ModelConfigMessage) -> None:
@@ -295,6 +292,15 @@ def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
         default_timeout_us=policy.default_timeout_microseconds,
         allow_timeout_override=policy.allow_timeout_override,
         max_queue_size=policy.max_queue_size,
+    )
+
+
+def _instance_group(group: pb.ModelInstanceGroup) -> InstanceGroup:
+    return InstanceGroup(
+        name=group.name,
+        kind=InstanceKind(pb.ModelInstanceGroup.Kind.Name(group.kind)),
+        count=group.count,
+        gpus=tuple(group.gpus),
     )
 
 

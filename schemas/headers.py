@@ -256,15 +256,25 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
         if echo <= MAX_ECHO_BYTES:
             entry.correlation = tuple(correlation)
         else:
-            error = error or InvalidRequest(
-                f"the headers to send back have {echo} bytes, expected at most {MAX_ECHO_BYTES}",
-                reason=Reason.INVALID_HEADER,
-            )
+            error = error or _too_much(echo)
     if has_sequence:
-        try:
-            entry.sequence_id = _sequence_id(headers)
-        except InferError as exc:
-            error = error or exc
+        error = _read_sequence(entry, headers, error)
+    return error
+
+
+def _too_much(echo: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"the headers to send back have {echo} bytes, expected at most {MAX_ECHO_BYTES}",
+        reason=Reason.INVALID_HEADER,
+    )
+
+
+def _read_sequence(entry: Entry, headers: Headers, error: InferError | None) -> InferError | None:
+    """Set the sequence id; return the error so far, else that of the sequence id."""
+    try:
+        entry.sequence_id = _sequence_id(headers)
+    except InferError as exc:
+        return error or exc
     return error
 
 
