@@ -37,7 +37,7 @@ from headrace.deploy.loading import (
     refuse_failures,
 )
 from headrace.deploy.settings import Settings, option_name
-from headrace.deploy.welcome import Addresses, print_welcome
+from headrace.deploy.welcome import Addresses, print_welcome, url_of
 from headrace.deploy.worker_http import WorkerHttp
 from headrace.repository.repository import Repository
 from headrace.streams.gateway import Gateway, GatewaySettings
@@ -231,7 +231,7 @@ async def _working(
             troubles=worker.troubles,
         ) as http,
     ):
-        addresses.worker = f"http://{settings.http_address}:{http.port}"
+        addresses.worker = url_of(settings.http_address, http.port)
         addresses.is_ready.append(is_ready)
         running = asyncio.create_task(worker.run(stop))
         addresses.running.append(running)
@@ -274,10 +274,10 @@ async def _answering(
                 page, address=settings.http_address, port=settings.metrics_port
             )
             await stack.enter_async_context(metrics)
-            addresses.metrics = f"http://{settings.http_address}:{metrics.port}/metrics"
+            addresses.metrics = url_of(settings.http_address, metrics.port) + "/metrics"
         await gateway.wait_ready()
         http = await stack.enter_async_context(HttpServer(gateway, http_settings))
-        addresses.http = f"http://{settings.http_address}:{http.port}"
+        addresses.http = url_of(settings.http_address, http.port)
         addresses.is_ready.append(gateway.is_ready)
         yield
 

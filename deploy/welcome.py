@@ -22,6 +22,12 @@ KAFKA = (
 )
 
 
+def url_of(address: str, port: int) -> str:
+    """Return the root of what listens there; an IPv6 address stands in brackets."""
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}"
+
+
 @dataclass(slots=True)
 class Addresses:
     """Where the parts of a process are, filled in as they start.
