@@ -35,7 +35,7 @@ def guarded(tmp_path_factory, kafka_properties):
     """A node with SASL and TLS listeners and an authorizer; yields addresses and the certificate's file."""
     del kafka_properties  # skips or fails where there is no Java
     if shutil.which("keytool") is None:
-        pytest.skip("keytool (Java) is not installed")
+        brokers.lacking("no keytool, which comes with Java 17")
     folder = tmp_path_factory.mktemp("guarded")
     store, certificate = folder / "store.p12", folder / "broker.pem"
     keytool = ["keytool", "-keystore", str(store), "-storepass", PASSWORD, "-alias", "broker"]
