@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.dead_letters import dead_letter, record_bytes
-from headrace.consumers.encoding import Answer, Encoder, encode_part
+from headrace.consumers.encoding import (
+    Answer,
+    Encoded,
+    Encoder,
+    Encoding,
+    encode_execution,
+    holds_the_loop,
+)
 from headrace.consumers.execution import Execution
 from headrace.consumers.observe import ModelObserver
 from headrace.consumers.ordering import PreserveOrdering
@@ -50,12 +58,13 @@ class Version:
         scheduler: Its queue and instances.
         pool: Its instances' threads.
         encoder: How its responses are written.
+        encoding: Where they are written: in the loop, or large ones in a thread.
         observer: What is counted.
         decoupled: The model gives 0..n responses per request.
         ordering: Holds answers back for ``preserve_ordering``; None where they leave as they come.
     """
 
-    __slots__ = ("decoupled", "encoder", "observer", "ordering", "pool", "scheduler")
+    __slots__ = ("decoupled", "encoder", "encoding", "observer", "ordering", "pool", "scheduler")
 
     def __init__(
         self,
@@ -73,6 +82,7 @@ class Version:
         self.scheduler = scheduler
         self.pool = pool
         self.encoder = encoder
+        self.encoding = Encoding()
         self.observer = observer
 
 
@@ -91,6 +101,7 @@ class Answering:
         encode_error: ErrorEncoder,
         dead_letters: tuple[str, int],
         max_record_bytes: int,
+        max_inline_bytes: int = 1024 * 1024,
         clock: Clock,
         count_refused: Callable[[Reason], None] = lambda _: None,
     ) -> None:
@@ -102,6 +113,8 @@ class Answering:
             encode_error: Writes error answers.
             dead_letters: Topic and partition count of dead letters.
             max_record_bytes: Largest record that the log publishes, key and headers included.
+            max_inline_bytes: A batch whose answers take as long to write as this many bytes of JSON to read is
+                encoded in a thread (`WorkerSettings.max_inline_bytes`, FAULTS B2).
             clock: Time.
             count_refused: Told of each request that is answered with an error without running.
         """
@@ -111,6 +124,7 @@ class Answering:
         self._encode_error = encode_error
         self._dead_letters = dead_letters
         self._max_bytes = max_record_bytes
+        self._max_inline_bytes = max_inline_bytes
         self._clock = clock
         self._count_refused = count_refused
         self._partitions: Mapping[TP, Partition] = {}
@@ -143,8 +157,13 @@ class Answering:
         return all(version.pool.healthy() for version in self.versions.values())
 
     def idle(self) -> bool:
-        """Whether nothing is queued and nothing runs, in any version."""
-        return all(version.scheduler.idle for version in self.versions.values())
+        """Whether nothing is queued, nothing runs and nothing is being encoded, in any version."""
+        return all(v.scheduler.idle and v.encoding.idle for v in self.versions.values())
+
+    def close(self) -> None:
+        """Leave what is still being encoded; nobody publishes it any more."""
+        for version in self.versions.values():
+            version.encoding.close()
 
     def offer(self, number: int, entries: Sequence[Entry]) -> Sequence[Refusal]:
         """Queue entries for a version; returns those that its queue has no room for."""
@@ -172,18 +191,28 @@ class Answering:
         )
 
     def executed(self, scheduler: Scheduler, batch: Batch, execution: Execution) -> None:
-        """Answer a batch that ran."""
+        """Answer a batch that ran, later where its answers are large."""
         version = self.versions[scheduler.version]
-        begun_ns = self._clock.now_ns()
-        answers: list[Answer] = []
-        failures: list[Refusal] = []
-        for part in execution.parts:
-            encoded, failed = encode_part(version.encoder, part, decoupled=version.decoupled)
-            answers += encoded
-            failures += failed
-        version.observer.executed(
-            batch, execution, output_ns=self._clock.now_ns() - begun_ns, failures=failures
+        encode = partial(
+            encode_execution,
+            version.encoder,
+            execution,
+            decoupled=version.decoupled,
+            now_ns=self._clock.now_ns,
         )
+        done = partial(self._encoded, scheduler, batch, execution)
+        if version.encoding.idle and not holds_the_loop(execution, self._max_inline_bytes):
+            done(encode())
+        else:
+            version.encoding.apart(encode, done, partial(self.failed, scheduler))
+        self._room_made()
+
+    def _encoded(
+        self, scheduler: Scheduler, batch: Batch, execution: Execution, encoded: Encoded
+    ) -> None:
+        version = self.versions[scheduler.version]
+        answers, failures, output_ns = encoded
+        version.observer.executed(batch, execution, output_ns=output_ns, failures=failures)
         finished = [entry for entry in batch.entries if entry is not None]
         for entry, error in failures:
             answers.append((entry, *self._error(entry, error, str(scheduler.version))))
@@ -194,7 +223,6 @@ class Answering:
             for answer in answers:
                 by_entry[answer[0]].append(answer)
             self._release(version.ordering.done(finished, list(by_entry.values())))
-        self._room_made()
 
     def refused(self, scheduler: Scheduler, refusals: Sequence[Refusal]) -> None:
         """Answer entries that left the queue without running."""

@@ -1,21 +1,25 @@
 """From what a model gave to one answer per request; what cannot be written fails alone (FAULTS B41).
 
-A whole batch is encoded at once. Only when that fails, which takes a backend that gives what its datatype cannot hold
-(text that is no Unicode, say), is each request's part of the columns tried by itself.
+A whole batch is encoded at once, in a thread where that would hold the loop (FAULTS B2). Only when it fails, which
+takes a backend that gives what its datatype cannot hold (text that is no Unicode, say), is each request's part of the
+columns tried by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.decoupled import numbered
-from headrace.consumers.execution import Part
+from headrace.consumers.execution import Execution, Part
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.errors import InferError, WrongOutput
-from headrace.schemas.record import Headers
+from headrace.schemas.record import AVRO, Headers
 from headrace.schemas.tensor import Array
 
 Answer: TypeAlias = tuple[Entry, bytes, Headers]
@@ -28,6 +32,129 @@ class Encoder(Protocol):
         self, batch: Batch, responses: Responses, *, response_index: int | None = None
     ) -> Sequence[Answer]:
         """Encode one response for each covered entry that did not fail; numbered where decoupled."""
+
+
+class Encoded(NamedTuple):
+    """What is to be said of a batch.
+
+    Attributes:
+        answers: Of the entries that did not fail.
+        failures: Those that did, with their errors.
+        output_ns: Time it took to split and encode.
+    """
+
+    answers: list[Answer]
+    failures: list[Refusal]
+    output_ns: int
+
+
+TEXT_FACTOR = 4
+"""Writing a number as text takes about as long as reading so many times its raw bytes as text."""
+
+
+def holds_the_loop(execution: Execution, limit_bytes: int) -> bool:
+    """Whether encoding takes as long as reading ``limit_bytes`` of JSON: then it is no work for the loop.
+
+    Numbers in Avro are only copied. Numbers as text and strings in any format are written one by one. Requests are
+    looked at singly only where there is much to write, or strings.
+    """
+    size = strings = 0
+    for array in _columns(execution):
+        size += array.nbytes
+        if array.dtype.kind in "OSU":
+            strings += array.nbytes
+    if strings > limit_bytes:
+        return True
+    if (not strings and size * TEXT_FACTOR <= limit_bytes) or _is_all_avro(execution):
+        return False
+    return (size + _characters(execution)) * TEXT_FACTOR > limit_bytes
+
+
+def _columns(execution: Execution) -> Iterator[Array]:
+    """Yield the arrays among the outputs; what a plug-in emitted is not all checked yet."""
+    for part in execution.parts:
+        for responses in part.responses:
+            outputs: object = getattr(responses, "outputs", None)
+            if isinstance(outputs, Mapping):
+                yield from (array for array in outputs.values() if isinstance(array, np.ndarray))
+
+
+def _is_all_avro(execution: Execution) -> bool:
+    return all(
+        entry is None or (entry.accept or entry.content_type) == AVRO
+        for part in execution.parts
+        for entry in part.batch.entries
+    )
+
+
+def _characters(execution: Execution) -> int:
+    """Count what the strings hold beside their places in the arrays."""
+    strings = [array for array in _columns(execution) if array.dtype.kind == "O"]
+    return sum(
+        len(item) for array in strings for item in array.flat if isinstance(item, (bytes, str))
+    )
+
+
+class Encoding:
+    """Encodes batches of one model version, in the order in which they ended: here, or large ones in a thread.
+
+    While one is in the thread those behind it wait, so that with one instance answers leave in the order of execution.
+    """
+
+    __slots__ = ("_task", "_waiting")
+
+    def __init__(self) -> None:
+        """Start with nothing to do."""
+        self._waiting: deque[tuple[Callable[[], Encoded], Callable[[Encoded], None]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for the thread or is in it."""
+        return not self._waiting
+
+    def apart(
+        self,
+        encode: Callable[[], Encoded],
+        done: Callable[[Encoded], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Call ``encode`` in a thread and then ``done`` in the loop; ``failed`` where one of them raised."""
+        self._waiting.append((encode, done))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(failed))
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _work(self, failed: Callable[[BaseException], None]) -> None:
+        try:
+            while self._waiting:
+                encode, done = self._waiting[0]
+                encoded = await asyncio.to_thread(encode)
+                self._waiting.popleft()
+                done(encoded)
+        except Exception as exc:  # noqa: BLE001  # a task that nobody awaits: nobody else would hear of it (FAULTS B42)
+            failed(exc)
+        finally:
+            self._task = None
+
+
+def encode_execution(
+    encoder: Encoder, execution: Execution, *, decoupled: bool, now_ns: Callable[[], int]
+) -> Encoded:
+    """Encode what became of a batch; touches nothing that the loop may change meanwhile."""
+    begun_ns = now_ns()
+    answers: list[Answer] = []
+    failures: list[Refusal] = []
+    for part in execution.parts:
+        encoded, failed = encode_part(encoder, part, decoupled=decoupled)
+        answers += encoded
+        failures += failed
+    return Encoded(answers, failures, now_ns() - begun_ns)
 
 
 def encode_part(

@@ -111,6 +111,8 @@ class Worker:
 
     async def __aexit__(self, *exc: object) -> None:
         """End the instances' threads; one that hangs in a model is left behind."""
+        for worker in self.models.values():
+            worker.answering.close()
         for pool in self._pools:
             if not await pool.close(1.0):
                 logger.warning("an instance still executes and is left behind")
@@ -189,6 +191,7 @@ class Worker:
             encode_error=encode_error,
             dead_letters=(topology.dead_letters, dead_letters),
             max_record_bytes=self._log.max_record_bytes,
+            max_inline_bytes=settings.max_inline_bytes,
             clock=clock,
             count_refused=lambda reason: self._metrics.refused.labels(name, reason.value).inc(),
         )

@@ -20,7 +20,7 @@ class WorkerSettings:
         max_record_bytes: A request's value may have at most this many bytes.
         max_poll_records: Records of one poll: bounds how long decoding holds the loop.
         max_inline_bytes: A poll's records of one partition with more bytes are decoded in a thread: 1 MiB of JSON
-            holds the loop for 30 ms (FAULTS B2).
+            holds the loop for 30 ms (FAULTS B2). So are answers that take as long to write encoded in a thread.
         settle_interval_s: How long answers gather before they are published, seconds (DESIGN §5).
         settle_awaited_interval_s: The same where somebody waits for one of them and more is in flight, seconds.
         settle_backlog_interval_s: The same while more waits than the instances can take at once, seconds.

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import pytest
 from fault_kit import (
+    PATIENCE_S,
     KafkaLogs,
     OneMemoryLog,
     Running,
@@ -32,7 +33,7 @@ from headrace.consumers.pool import Pool
 from headrace.schemas.batch import Entry
 from headrace.schemas.codec import encode_request
 from headrace.schemas.infer import InferRequest
-from headrace.schemas.record import CONTENT_TYPE, JSON, Out
+from headrace.schemas.record import ACCEPT, CONTENT_TYPE, JSON, Out
 from headrace.schemas.tensor import Tensor
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.kafka import KafkaLog
@@ -289,6 +290,50 @@ async def test_B2_the_check_finds_a_model_that_runs_in_the_loop(tmp_path):
     repository = write_model(tmp_path / "models", dims=-1, execute_delay_ms=1500)
     async with Stage(OneMemoryLog(MemoryLog()), "b2") as stage:
         beat = await busy_scene(stage, repository, 3.0, pool=InlinePool)
+        with pytest.raises(AssertionError, match="the loop was"):
+            check_beat(stage, beat)
+
+
+LARGE_ANSWERS = 128
+FLOATS = 50_000
+
+
+async def large_answers(stage: Stage, folder: Path, **settings: object) -> Beat:
+    """Let one batch give a hundred answers of a megabyte of JSON each, and watch the loop's lag."""
+    repository = write_model(
+        folder / "models", batch=LARGE_ANSWERS, delay_us=1_000_000, dims=FLOATS
+    )
+    beat = Beat()
+    async with stage.worker(repository, **settings) as running, control() as measured:
+        before = running.rebalances
+        values = np.arange(LARGE_ANSWERS) + 1 / 3
+        accept = [(ACCEPT, JSON.encode())]
+        await stage.send(values.tolist(), partition=0, size=FLOATS, headers=accept)
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(stage.log.records(stage.topology.results("echo"), 0)) < LARGE_ANSWERS:
+                due = loop.time() + 0.02
+                await asyncio.sleep(0.02)
+                beat.lags_s.append(loop.time() - due)
+        assert running.executions == [LARGE_ANSWERS]
+        beat.rebalances = running.rebalances - before
+    beat.machine_s = measured[0]
+    await stage.read_all()
+    return beat
+
+
+async def test_B2_large_answers_leave_the_loop_its_heartbeats(tmp_path):
+    """They are encoded in a thread."""
+    async with Stage(OneMemoryLog(MemoryLog()), "b2") as stage:
+        check_beat(stage, await large_answers(stage, tmp_path))
+        found = [stage.answers[key][0].values[0] for key in stage.sent]
+        assert found == pytest.approx(np.arange(LARGE_ANSWERS) + 1 / 3)
+
+
+async def test_B2_the_check_finds_large_answers_that_are_encoded_in_the_loop(tmp_path):
+    """Without the bound the loop is blocked for as long as it takes."""
+    async with Stage(OneMemoryLog(MemoryLog()), "b2") as stage:
+        beat = await large_answers(stage, tmp_path, max_inline_bytes=2**40)
         with pytest.raises(AssertionError, match="the loop was"):
             check_beat(stage, beat)
 
@@ -573,7 +618,9 @@ def check_nothing_left(running: Running) -> None:
         assert not any(delivery._late.values())
         assert not delivery._pending
     gc.collect()
-    topics = {tp.topic for tp in model.partitions}  # other tests in this process may have left theirs
+    topics = {
+        tp.topic for tp in model.partitions
+    }  # other tests in this process may have left theirs
     entries = [found for found in gc.get_objects() if type(found) is Entry]
     alive = [entry for entry in entries if hasattr(entry, "tp") and entry.tp.topic in topics]
     assert len(alive) <= 64, f"{len(alive)} requests are kept alive, one is {alive[0].record}"
