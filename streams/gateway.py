@@ -50,6 +50,9 @@ from headrace.streams.watch import Clock, StatusWatch, wall_ms
 
 logger = logging.getLogger(__name__)
 
+MAX_FIRST_TURN = 1 << 16
+"""Gateways begin at different partitions, or several of them would send their bursts to the same one in step."""
+
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 """The text of SEMANTICS SV-11."""
 
@@ -147,7 +150,9 @@ class Gateway:
             publisher = await stack.enter_async_context(self._log.publisher())
             self._announcer = Announcer(self._log, publisher, self._topology.status)
             self._group = await asyncio.TaskGroup().__aenter__()
-            self._outbox = Outbox(publisher, self._group)
+            self._outbox = Outbox(
+                publisher, self._group, first_turn=secrets.randbelow(MAX_FIRST_TURN)
+            )
             self._loops = [
                 self._group.create_task(self._watch.run()),
                 self._group.create_task(self._replies.run(self._announcer)),
