@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +80,10 @@ def infer(
         int, typer.Option("--timeout-ms", min=1, help="Milliseconds to wait for the answer.")
     ] = 60_000,
 ) -> None:
-    """Ask a model: over HTTP, or by a record where --bootstrap-servers or --kafka-config is given."""
+    """Ask a model: over HTTP, or by a record where --bootstrap-servers or --kafka-config is given.
+
+    Their variables count, too; HEADRACE_KAFKA_… properties say how Kafka is reached, not that it is asked.
+    """
     body = _chosen_body(inputs, request, output, example=example)
     client = (
         LogClient(settings, timeout_ms=timeout_ms)
@@ -91,7 +95,7 @@ def infer(
     print_response(response, as_json=json_out)
 
 
-infer.__doc__ = f"{infer.__doc__}\n\n{EXAMPLES}"
+infer.__doc__ = f"{inspect.getdoc(infer)}\n\n{EXAMPLES}"
 
 
 async def _ask(

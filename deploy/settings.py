@@ -1,9 +1,10 @@
-"""Every option of a process, declared once: from the command line, the environment or a file.
+"""Every option of a serving process, declared once: from the command line, the environment or a file.
 
 A field ``http_port`` is the option ``--http-port``, the variable ``HEADRACE_HTTP_PORT`` and the key ``http-port``
 of a ``--config`` file, in this order of precedence. The command line's help, the checks and the defaults all come
-from this declaration; nothing else in Headrace reads the environment for settings. Names are Triton's where Triton
-has the option, and Kafka's where Kafka has it.
+from this declaration; nothing else in Headrace reads the environment for settings, but for ``HEADRACE_URL`` of the
+commands that ask a gateway. What such a command shall do once (`infer`'s inputs, ``topics --create``) is declared
+with it and is no setting. Names are Triton's where Triton has the option, and Kafka's where Kafka has it.
 """
 
 from __future__ import annotations

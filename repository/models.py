@@ -28,7 +28,7 @@ class LoadedVersion:
         signature: What it takes and gives.
         model: Weights.
         instances: Of all groups, in order.
-        labels: Output → class labels.
+        labels: Output → class labels (SEMANTICS MR-26); kept for classification, which nothing offers yet (CL-01).
         closing: Closes instances, then the model.
     """
 
