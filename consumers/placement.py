@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from headrace.schemas.batch import Entry
@@ -150,6 +150,13 @@ class Placement:
             return task.result()
         except LogError as exc:
             return exc
+
+    def counted(self, there: Mapping[str, int]) -> bool:
+        """Take the results topic's partition count as it is now; True if it is smaller than it was."""
+        count, before = there.get(self._results_topic, 0), self._results_partitions
+        if count:  # a missing topic is made again as it was
+            self._results_partitions = count
+        return 0 < count < before
 
     async def vanished(self) -> set[str]:
         """Return the reply topics that were there and are not any more.

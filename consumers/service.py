@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, Self
 
 from headrace.backends.backend import Instance
@@ -29,7 +30,7 @@ from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
 from headrace.schemas.requests import RequestDecoder
 from headrace.streams.cancels import read_cancel
-from headrace.streams.log import LATEST, Log, Span
+from headrace.streams.log import LATEST, Log, Span, TopicSpec
 from headrace.streams.metrics_text import Series
 from headrace.streams.topology import Topology
 from prometheus_client import CollectorRegistry
@@ -92,6 +93,7 @@ class Worker:
         self._pool = pool
         self._pools: list[InstancePool] = []
         self._missing: tuple[str, ...] = ()
+        self._counts: dict[str, int] = {}
         self._stopping = False
         self._announcing = Announcing(self, log, repository, topology, settings, self._clock)
 
@@ -163,11 +165,28 @@ class Worker:
         await self._announcing.leave()
 
     async def _ensure(self) -> Sequence[str]:
+        """Create what is missing; returns sentences about what differs."""
+        have = await self._log.topics()
+        for name in self._repository.models:
+            if count := have.get(self._topology.requests(name)):
+                # Results have as many partitions as requests (DESIGN §4).
+                self._counts |= dict.fromkeys(
+                    (self._topology.requests(name), self._topology.results(name)), count
+                )
+        specs = self._specs()
+        warnings = await self._log.ensure(specs)
+        self._take_counts(specs, await self._log.topics())
+        return warnings
+
+    def _specs(self) -> list[TopicSpec]:
+        """Return every topic that is read or written, with the partition count that it had when it was last seen."""
         specs = list(self._topology.shared_specs())
         for name in self._repository.models:
-            have = await self._log.partitions(self._topology.requests(name))
-            specs += self._topology.model_specs(name, partitions=have or 0)
-        return await self._log.ensure(specs)
+            specs += self._topology.model_specs(name)
+        return [replace(s, partitions=self._counts.get(s.name, s.partitions)) for s in specs]
+
+    def _take_counts(self, specs: Sequence[TopicSpec], there: Mapping[str, int]) -> None:
+        self._counts = {spec.name: there.get(spec.name, spec.partitions) for spec in specs}
 
     async def _partitions(self, topic: str) -> int:
         count = await self._log.partitions(topic)
@@ -264,25 +283,30 @@ class Worker:
                 worker.cancel(cancelled)
 
     async def _watch_topics(self) -> None:
-        """Create topics again that were deleted, or be not ready with their names (FAULTS B104)."""
-        names = [self._topology.dead_letters, self._topology.status]
-        for model in self.models:
-            names += [self._topology.requests(model), self._topology.results(model)]
+        """Create topics again that were deleted, or be not ready with their names (FAULTS B104); count partitions."""
         while True:
             await asyncio.sleep(self._settings.topic_check_interval_s)
             try:
-                there = await self._log.topics()
-                missing = tuple(name for name in names if name not in there)
-                if missing:
-                    logger.warning("topics are gone, creating them again: %s", ", ".join(missing))
-                    self._missing = missing
-                    await self._ensure()
-                    for name, worker in self.models.items():
-                        if self._topology.requests(name) in missing:
-                            worker.take_over_again()
-                self._missing = ()
+                await self._check_topics()
             except LogError as exc:
                 logger.warning("topics cannot be checked: %s", exc.detail)
+
+    async def _check_topics(self) -> None:
+        specs = self._specs()
+        there = await self._log.topics()
+        missing = [spec for spec in specs if spec.name not in there]
+        if missing:
+            self._missing = tuple(spec.name for spec in missing)
+            logger.warning("topics are gone, creating them again: %s", ", ".join(self._missing))
+            await self._log.ensure(missing)
+            there = await self._log.topics()
+            for name, worker in self.models.items():
+                if self._topology.requests(name) in self._missing:
+                    worker.take_over_again()
+        self._missing = ()
+        self._take_counts(specs, there)
+        for worker in self.models.values():
+            worker.counted(there)
 
     async def _watch_loop(self) -> None:
         """Measure how late the loop runs its timers."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
 from headrace.consumers.answering import Answering
 from headrace.consumers.assignment import Assignment
@@ -124,6 +124,12 @@ class ModelWorker:
         """Read every position anew: the requests topic was made again, and its offsets mean other records."""
         for part in tuple(self.partitions.values()):
             self.assignment.again(part)
+
+    def counted(self, there: Mapping[str, int]) -> None:
+        """Take partition counts as they are now, by topic; join again where answers are addressed to what is gone."""
+        self.partition_count = there.get(self._topic, self.partition_count)
+        if self.answering.counted(there):
+            self._start(_raise(self._fewer()))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then drain within ``exit_timeout_s``; join again whenever the log fails.
@@ -293,14 +299,22 @@ class ModelWorker:
         self._start(_raise(exc))
 
     async def _is_pointless(self) -> bool:
-        """Whether answers wait for a topic that is gone: joining again addresses them anew."""
+        """Whether answers wait for a topic or partition that is gone: joining again addresses them anew."""
         try:
             gone = await self._placement.vanished()
+            there = await self._log.topics()
         except LogError:
             return False  # the log itself is away: the topics may still be there
         if gone:
             logger.warning("reply topics are gone: %s", ", ".join(sorted(gone)))
-        return bool(gone)
+        if fewer := self.answering.counted(there):
+            logger.warning("model '%s': %s", self.model_name, self._fewer().detail)
+        return bool(gone) or fewer
+
+    def _fewer(self) -> LogError:
+        return LogError(
+            "the topic of results or dead letters has fewer partitions than before", retriable=True
+        )
 
     def _settle_failed(self, part: Partition, outcome: Outcome) -> None:
         logger.warning(
