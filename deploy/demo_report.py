@@ -41,7 +41,7 @@ def verdict_of(run: Run) -> str:
     if run.missing:
         parts.append(f"{run.missing} are missing")
     if run.changed or run.gone:
-        parts.append(f"{run.changed + run.gone} files changed meanwhile and count as neither")
+        parts.append(f"not compared as their files changed meanwhile: {run.changed + run.gone}")
     if not run.http_label:
         parts.append("nothing was asked over HTTP")
     if run.equal < run.least:

@@ -72,7 +72,7 @@ def test_the_closing_sentence_says_how_many_equal_which_verdict():
     )
     failed = verdict_of(run_of(count=9, equal=0, least=1000, changed=8, gone=1))
     assert failed.startswith("Of 9 files asked about, 0 equal")
-    assert "9 files changed meanwhile" in failed
+    assert "files changed meanwhile: 9" in failed
     assert "expected at least 1000" in failed
 
 
