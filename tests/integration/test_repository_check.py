@@ -148,5 +148,7 @@ def test_an_unknown_backend_names_those_that_are_installed(tmp_path):
 
 
 def test_a_repository_that_is_not_there_is_an_error_of_its_own(tmp_path):
-    with pytest.raises(ConfigError, match="expected an existing repository, model folder or model file"):
+    with pytest.raises(
+        ConfigError, match="expected an existing repository, model folder or model file"
+    ):
         check([tmp_path / "none"])
