@@ -23,6 +23,7 @@ from headrace.consumers.encoding import (
 from headrace.consumers.execution import Execution
 from headrace.consumers.observe import ModelObserver
 from headrace.consumers.ordering import PreserveOrdering
+from headrace.consumers.outgoing import Outgoing
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.scheduler import Scheduler
@@ -33,9 +34,6 @@ from headrace.schemas.errors import BackendError, InferError, Reason, TooLarge
 from headrace.schemas.record import TP, Headers, Out
 
 logger = logging.getLogger(__name__)
-
-HEADER_ROOM_BYTES = 64 * 1024
-"""Within this much of the limit, an answer's size is computed exactly."""
 
 Ordering: TypeAlias = PreserveOrdering[list[Answer]]
 
@@ -305,31 +303,15 @@ class Answering:
         settler = self._settler
         if settler is None:
             return  # between two memberships: whoever reads the records next answers them
-        groups: dict[TP, _Group] = {}
-        target = self._placement.target
-        limit = self._max_bytes
-        awaited = False
-        for entry, value, headers in answers:
-            group = groups.get(entry.tp) or self._group(groups, entry.tp)
-            if group.epoch != entry.epoch:
-                continue
-            topic, partition = target(entry)
-            awaited = awaited or entry.reply_topic != ""
-            key = entry.record.key
-            out = Out(topic, partition, key, value, headers)
-            if len(value) + (0 if key is None else len(key)) + HEADER_ROOM_BYTES > limit:
-                self._bound(entry, out)
-            group.outs.append(out)
+        outgoing = Outgoing(
+            self._partitions, self._placement, max_bytes=self._max_bytes, bound=self._bound
+        )
+        outgoing.answer(answers)
         for entry, out in copies:
-            group = groups.get(entry.tp) or self._group(groups, entry.tp)
-            if group.epoch == entry.epoch:
-                group.outs.append(out)
-        for entry in finished:
-            (groups.get(entry.tp) or self._group(groups, entry.tp)).finish(entry)
-        for group in groups.values():
-            if group.part is not None and group.offsets:
-                settler.put(group.part, group.outs, group.offsets, group.size)
-        settler.schedule(at_once=self.idle(), awaited=awaited, backlog=self._backlog())
+            outgoing.copy(entry, out)
+        outgoing.finish(finished)
+        outgoing.put(settler)
+        settler.schedule(at_once=self.idle(), awaited=outgoing.awaited, backlog=self._backlog())
 
     def _bound(self, entry: Entry, out: Out) -> None:
         """Make an answer that does not fit into a record a `too_large` error instead (FAULTS B57)."""
@@ -358,28 +340,3 @@ class Answering:
             target=TP(topic, entry.tp.partition % partitions),
             max_record_bytes=self._max_bytes,
         )
-
-    def _group(self, groups: dict[TP, _Group], tp: TP) -> _Group:
-        group = groups[tp] = _Group(self._partitions.get(tp))
-        return group
-
-
-class _Group:
-    """What follows for one partition; ``epoch`` -1 where it is no longer ours."""
-
-    __slots__ = ("epoch", "offsets", "outs", "part", "size")
-
-    def __init__(self, part: Partition | None) -> None:
-        self.part = part
-        self.epoch = -1 if part is None else part.epoch
-        self.outs: list[Out] = []
-        self.offsets: list[int] = []
-        self.size = 0
-
-    def finish(self, entry: Entry) -> None:
-        """Note an answered record, unless its epoch is over."""
-        if self.epoch == entry.epoch:
-            record = entry.record
-            self.offsets.append(record.offset)
-            if record.value is not None:
-                self.size += len(record.value)

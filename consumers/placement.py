@@ -209,9 +209,6 @@ class Placement:
         refused = self._refused.get(topic)
         return f"reply topic {topic!r} does not exist" if refused is None else refused[0]
 
-    def target(self, entry: Entry) -> tuple[str, int]:
-        """Return topic and partition of an entry's answer; its address has been resolved."""
-        topic = entry.reply_topic
-        if topic:
-            return topic, entry.reply_partition
-        return self._results_topic, entry.tp.partition % self._results_partitions
+    def results(self, partition: int) -> tuple[str, int]:
+        """Return topic and partition of the answers to a request partition that name no reply topic."""
+        return self._results_topic, partition % self._results_partitions

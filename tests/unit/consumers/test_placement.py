@@ -91,8 +91,8 @@ def entry_for(reply_topic: str = "", reply_partition: int = -1, partition: int =
 
 def test_results_keep_the_partition_number_and_R8_fewer_partitions_lose_nothing() -> None:
     """Modulo where the target has fewer."""
-    assert placement(Topics()).target(entry_for()) == ("results", 3)
-    assert placement(Topics(), results=2).target(entry_for()) == ("results", 1)
+    assert placement(Topics()).results(3) == ("results", 3)
+    assert placement(Topics(), results=2).results(3) == ("results", 1)
 
 
 async def test_a_reply_topic_is_looked_up_once() -> None:
@@ -105,8 +105,8 @@ async def test_a_reply_topic_is_looked_up_once() -> None:
     assert place.unknown([first]) == set()
     assert place.resolve(first) is None
     assert place.resolve(second) is None
-    assert place.target(first) == ("ok1", 1)
-    assert place.target(second) == ("ok1", 0)
+    assert (first.reply_topic, first.reply_partition) == ("ok1", 1)
+    assert (second.reply_topic, second.reply_partition) == ("ok1", 0)
     assert topics.asked == ["ok1"]
 
 
@@ -120,7 +120,7 @@ async def test_a_reply_topic_that_is_not_allowed_is_refused_to_the_results_topic
     assert error is not None
     assert error.reason is Reason.REPLY_TOPIC_REFUSED
     assert "'secret' is not allowed" in error.detail
-    assert place.target(entry) == ("results", 3)
+    assert entry.reply_topic == ""  # so it goes to the results topic
     assert topics.asked == []
 
 
@@ -172,7 +172,7 @@ async def test_look_ups_that_take_too_long_end_and_the_requests_are_refused() ->
     assert error is not None
     assert error.reason is Reason.REPLY_TOPIC_REFUSED
     assert "'ok1' could not be looked up: no answer within 0.01 s" in error.detail
-    assert place.target(entry) == ("results", 3)
+    assert entry.reply_topic == ""  # so it goes to the results topic
 
 
 async def test_that_a_topic_is_missing_is_remembered_for_a_moment() -> None:

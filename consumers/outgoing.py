@@ -1,0 +1,120 @@
+"""Answers on their way to the settler, sorted by the partition that their requests came from.
+
+This is the path of each record: nothing is looked up per record that one block of records shares. What belongs
+to an old epoch of its partition is dropped (DELIVERY P-7): whoever owns it now answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.consumers.encoding import Answer
+from headrace.consumers.partition import Partition
+from headrace.consumers.placement import Placement
+from headrace.consumers.settle import Settler
+from headrace.schemas.batch import Entry
+from headrace.schemas.record import TP, Out
+
+HEADER_ROOM_BYTES = 64 * 1024
+"""Within this much of the limit, an answer's size is computed exactly."""
+
+
+class _Group:
+    """What follows for one partition; ``epoch`` -1 where it is no longer ours."""
+
+    __slots__ = ("epoch", "offsets", "outs", "part", "size", "target")
+
+    def __init__(self, part: Partition | None, target: tuple[str, int]) -> None:
+        self.part = part
+        self.epoch = -1 if part is None else part.epoch
+        self.target = target  # of an answer without a reply address
+        self.outs: list[Out] = []
+        self.offsets: list[int] = []
+        self.size = 0
+
+
+class Outgoing:
+    """What one batch, or one list of refusals, sends out.
+
+    Attributes:
+        awaited: Somebody waits for one of the answers.
+    """
+
+    def __init__(
+        self,
+        partitions: Mapping[TP, Partition],
+        placement: Placement,
+        *,
+        max_bytes: int,
+        bound: Callable[[Entry, Out], None],
+    ) -> None:
+        """Start empty.
+
+        Args:
+            partitions: Those that are ours now.
+            placement: Where answers go.
+            max_bytes: Largest record that the log publishes.
+            bound: Called with an answer that may be larger: makes it fit.
+        """
+        self.awaited = False
+        self._partitions = partitions
+        self._placement = placement
+        self._limit = max_bytes - HEADER_ROOM_BYTES
+        self._bound = bound
+        self._groups: dict[TP, _Group] = {}
+
+    def answer(self, answers: Sequence[Answer]) -> None:
+        """Add answers, addressed."""
+        group, last = _NOBODY, None
+        limit = self._limit
+        for entry, value, headers in answers:
+            # Entries of one block share the object that names their partition.
+            if entry.tp is not last:
+                last = entry.tp
+                group = self._group(last)
+            if group.epoch != entry.epoch:
+                continue
+            topic, partition = group.target
+            if entry.reply_topic:
+                topic, partition = entry.reply_topic, entry.reply_partition
+                self.awaited = True
+            key = entry.record.key
+            out = Out(topic, partition, key, value, headers)
+            if len(value) + (0 if key is None else len(key)) > limit:
+                self._bound(entry, out)
+            group.outs.append(out)
+
+    def copy(self, entry: Entry, out: Out) -> None:
+        """Add a record that follows from an entry beside its answer, such as a dead letter."""
+        group = self._group(entry.tp)
+        if group.epoch == entry.epoch:
+            group.outs.append(out)
+
+    def finish(self, entries: Sequence[Entry]) -> None:
+        """Note entries that are answered with what was added."""
+        group, last = _NOBODY, None
+        for entry in entries:
+            if entry.tp is not last:
+                last = entry.tp
+                group = self._group(last)
+            if group.epoch == entry.epoch:
+                record = entry.record
+                group.offsets.append(record.offset)
+                if record.value is not None:
+                    group.size += len(record.value)
+
+    def put(self, settler: Settler) -> None:
+        """Hand everything over."""
+        for group in self._groups.values():
+            if group.part is not None and group.offsets:
+                settler.put(group.part, group.outs, group.offsets, group.size)
+
+    def _group(self, tp: TP) -> _Group:
+        group = self._groups.get(tp)
+        if group is None:
+            target = self._placement.results(tp.partition)
+            group = self._groups[tp] = _Group(self._partitions.get(tp), target)
+        return group
+
+
+_NOBODY = _Group(None, ("", 0))
