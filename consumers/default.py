@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.consumers.queues import MAX_QUEUE_ENTRIES, EntryQueue
+from headrace.consumers.queues import EntryQueue
 from headrace.schemas.batch import Batch
 from headrace.schemas.signature import Signature
 
@@ -14,16 +14,9 @@ class DefaultBatcher(EntryQueue):
     and cancels count as everywhere.
     """
 
-    def __init__(
-        self, signature: Signature, *, max_queue_entries: int = MAX_QUEUE_ENTRIES
-    ) -> None:
-        """Start empty.
-
-        Args:
-            signature: Of the model version.
-            max_queue_entries: See `EntryQueue`.
-        """
-        super().__init__(max_queue_entries=max_queue_entries)
+    def __init__(self, signature: Signature) -> None:
+        """Start empty, for one model version."""
+        super().__init__()
         self._signature = signature
 
     def take(self, instance: int, now_ns: int, *, flush: bool = False) -> Batch | None:  # noqa: ARG002  # the port's; nothing is ever held back

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import islice
 
-from headrace.consumers.queues import MAX_QUEUE_ENTRIES, EntryQueue
+from headrace.consumers.queues import EntryQueue
 from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.model_config import DynamicBatching
 from headrace.schemas.signature import Signature
@@ -47,21 +47,14 @@ class DynamicBatcher(EntryQueue):
     see `headrace.consumers.ordering`.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        config: DynamicBatching,
-        *,
-        max_queue_entries: int = MAX_QUEUE_ENTRIES,
-    ) -> None:
+    def __init__(self, signature: Signature, config: DynamicBatching) -> None:
         """Start empty.
 
         Args:
             signature: Of the model version.
             config: Its ``dynamic_batching``.
-            max_queue_entries: See `EntryQueue`.
         """
-        super().__init__(config, max_queue_entries=max_queue_entries)
+        super().__init__(config)
         self._signature = signature
         self._max_rows = max(1, signature.max_batch_size)
         self._preferred = tuple(sorted(config.preferred_batch_size)) or (self._max_rows,)

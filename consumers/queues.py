@@ -26,9 +26,6 @@ from headrace.schemas.errors import Cancelled, DeadlineExceeded, InferError, Que
 from headrace.schemas.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from headrace.schemas.record import TP
 
-MAX_QUEUE_ENTRIES = 4096
-"""Entries of one model version that may wait before the caller should read no more: 64 batches of 64."""
-
 _SLACK = 256
 """Removed places or stale heap items that are tolerated before tidying up, so that small queues never do it."""
 
@@ -100,23 +97,19 @@ class _Level:
 class EntryQueue:
     """What waits for one model version, and who must leave it. Schedulers add `take` to it.
 
-    Implements `headrace.consumers.batcher.Batcher` but for `take`.
+    Implements `headrace.consumers.batcher.Batcher` but for `take`. Bounded by who offers: intake stops reading at
+    `WorkerSettings.max_queued_records`.
 
     Attributes:
         breaks: Grows whenever the queue's order changes in another way than by an entry at its very end.
-        max_queue_entries: See `room`.
     """
 
-    def __init__(
-        self, config: DynamicBatching | None = None, *, max_queue_entries: int = MAX_QUEUE_ENTRIES
-    ) -> None:
+    def __init__(self, config: DynamicBatching | None = None) -> None:
         """Start empty.
 
         Args:
             config: Priority levels and queue policies; None has neither (default scheduler).
-            max_queue_entries: Entries that may wait before `room` is 0; nothing is refused for it.
         """
-        self.max_queue_entries = max_queue_entries
         self.breaks = 0
         self._config = config
         self._priority_levels = config.priority_levels if config is not None else 0
@@ -148,11 +141,6 @@ class EntryQueue:
     def __repr__(self) -> str:
         """Show the counts."""
         return f"{type(self).__name__}({self._size} queued, {len(self._refused)} to refuse)"
-
-    @property
-    def room(self) -> int:
-        """How many more entries the caller should read before it pauses its partitions."""
-        return max(0, self.max_queue_entries - self._size)
 
     def offer(self, entries: Sequence[Entry], now_ns: int) -> Sequence[Refusal]:
         """Queue entries in order and set their ``admitted_ns``.

@@ -239,7 +239,7 @@ class Worker:
         self._pools.append(pool)
         scheduler = Scheduler(
             loaded.version,
-            make_batcher(loaded, self._settings),
+            make_batcher(loaded),
             pool,
             answering,
             repeatable=loaded.model.repeatable,
@@ -321,11 +321,9 @@ class Worker:
                 self._metrics.in_flight.labels(name).set(in_flight)
 
 
-def make_batcher(loaded: LoadedVersion, settings: WorkerSettings) -> Batcher:
+def make_batcher(loaded: LoadedVersion) -> Batcher:
     """Return the scheduler that a version's configuration asks for."""
     batching = loaded.config.dynamic_batching
     if batching is None:
-        return DefaultBatcher(loaded.signature, max_queue_entries=settings.max_queued_records)
-    return DynamicBatcher(
-        loaded.signature, batching, max_queue_entries=settings.max_queued_records
-    )
+        return DefaultBatcher(loaded.signature)
+    return DynamicBatcher(loaded.signature, batching)
