@@ -35,7 +35,9 @@ class Pool:
         self._name = name
         self._queues: list[queue.SimpleQueue[tuple[Work, Done] | None]] = []
         self._threads: list[threading.Thread] = []
-        self._busy: set[int] = set()
+        self._load = [0] * len(
+            instances
+        )  # pieces of work that an instance has, the one at work included
         self._dead: set[int] = set()
 
     def start(self) -> None:
@@ -57,23 +59,31 @@ class Pool:
     @property
     def busy(self) -> int:
         """Number of instances at work."""
-        return len(self._busy)
+        return sum(load > 0 for load in self._load)
 
     def next_free(self) -> int | None:
         """Return the number of the instance that has been free the longest, None if all are busy."""
         return self.free[0] if self.free else None
+
+    def next_staging(self) -> int | None:
+        """Return the number of an instance that is at work and has nothing else, None if there is none."""
+        for number, load in enumerate(self._load):
+            if load == 1 and number not in self._dead:
+                return number
+        return None
 
     def healthy(self) -> bool:
         """Whether every instance has its thread and can execute."""
         return not self._dead and all(instance.healthy() for instance in self.instances)
 
     def submit(self, number: int, work: Work, done: Done) -> None:
-        """Give work to a free instance; ``done`` is called in the loop with its outcome.
+        """Give work to an instance; ``done`` is called in the loop with its outcome.
 
-        The instance is free again before ``done`` runs.
+        An instance with no other work is free again before ``done`` runs.
         """
-        self.free.remove(number)
-        self._busy.add(number)
+        if self._load[number] == 0:
+            self.free.remove(number)
+        self._load[number] += 1
         self._queues[number].put((work, done))
 
     async def close(self, timeout_s: float) -> bool:
@@ -108,9 +118,18 @@ class Pool:
                 return
 
     def _finished(self, number: int, outcome: Execution | BaseException, done: Done) -> None:
-        self._busy.discard(number)
-        if isinstance(outcome, BaseException):
-            self._dead.add(number)
-        else:
-            self.free.append(number)
+        self._load[number] -= 1
+        if not isinstance(outcome, BaseException):
+            if self._load[number] == 0:
+                self.free.append(number)
+            done(number, outcome)
+            return
+        self._dead.add(number)
         done(number, outcome)
+        while (
+            self._load[number] > 0
+        ):  # nobody serves the queue of a dead thread: what was staged dies with it
+            self._load[number] -= 1
+            item = self._queues[number].get()
+            if item is not None:
+                item[1](number, outcome)

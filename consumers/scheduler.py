@@ -19,6 +19,12 @@ from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.errors import Reason
 from headrace.schemas.record import TP
 
+STAGE_BATCHES = 4
+"""Full batches that must wait before an instance at work gets its next one."""
+
+STAGE_BELOW_NS = 5_000_000
+"""Executions longer than this gain nothing by it: their requests rather stay where they can expire and be cancelled."""
+
 
 class Instances(Protocol):
     """What the scheduler needs of a pool: `headrace.consumers.pool.Pool`, or a test's own."""
@@ -30,8 +36,11 @@ class Instances(Protocol):
     def next_free(self) -> int | None:
         """Number of the instance that has been free the longest."""
 
+    def next_staging(self) -> int | None:
+        """Number of an instance that is at work and has nothing else to do after that."""
+
     def submit(self, number: int, work: Work, done: Done) -> None:
-        """Run work on a free instance and call ``done`` in the loop, with the instance free again."""
+        """Run work on an instance, now or after what it is at, and call ``done`` in the loop."""
 
 
 class Outcomes(Protocol):
@@ -70,9 +79,23 @@ class Scheduler:
         run: Callable[..., Execution] = execute,
         repeatable: bool = True,
         decoupled: bool = False,
+        stage_rows: int = 0,
         clock: Clock,
     ) -> None:
-        """Tie the parts together; nothing runs before entries are offered."""
+        """Tie the parts together; nothing runs before entries are offered.
+
+        Args:
+            version: Version number.
+            batcher: The only queue.
+            instances: Where batches run.
+            outcomes: Who answers.
+            run: Executes a batch on an instance.
+            repeatable: A failed batch may be split and run again.
+            decoupled: The model gives 0..n responses.
+            stage_rows: Rows of a full batch, for a dynamic batcher without priorities: behind a deep queue its
+                instances get their next batch before they have ended the one they are at. 0 never does that.
+            clock: Time.
+        """
         self.version = version
         self.batcher = batcher
         self.draining = False
@@ -81,6 +104,8 @@ class Scheduler:
         self._outcomes = outcomes
         self._run = partial(run, repeatable=repeatable, decoupled=decoupled, now_ns=clock.now_ns)
         self._now_ns = clock.now_ns
+        self._stage_above = STAGE_BATCHES * stage_rows
+        self._last_run_ns = STAGE_BELOW_NS
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
 
@@ -106,14 +131,26 @@ class Scheduler:
         """Give each free instance its next batch, and set the timer."""
         now = self._now_ns()
         while (number := self._instances.next_free()) is not None:
-            batch = self.batcher.take(number, now, flush=self.draining)
-            if batch is None:
+            if not self._give(number, now):
                 break
-            self.executing += len(batch)
-            self._instances.submit(
-                number, partial(self._run, batch=batch), partial(self._done, batch)
-            )
+        if self._stage_above and self._last_run_ns < STAGE_BELOW_NS:
+            # The queue holds several full batches, so none gets better by waiting until an instance is free; and a
+            # short run would be followed by a wait for us, who may be decoding.
+            while (
+                len(self.batcher) >= self._stage_above
+                and (number := self._instances.next_staging()) is not None
+            ):
+                if not self._give(number, now):
+                    break
         self._set_timer()
+
+    def _give(self, number: int, now: int) -> bool:
+        batch = self.batcher.take(number, now, flush=self.draining)
+        if batch is None:
+            return False
+        self.executing += len(batch)
+        self._instances.submit(number, partial(self._run, batch=batch), partial(self._done, batch))
+        return True
 
     def drain(self) -> None:
         """Hold nothing back from now on."""
@@ -143,6 +180,8 @@ class Scheduler:
         try:
             self.executing -= len(batch)
             self.batcher.done(batch, self._now_ns())
+            if isinstance(outcome, Execution):
+                self._last_run_ns = outcome.ended_ns - outcome.started_ns
             # The next batch first: the model runs while we encode this one's answers.
             self.dispatch()
             if isinstance(outcome, Execution):

@@ -244,6 +244,7 @@ class Worker:
             answering,
             repeatable=loaded.model.repeatable,
             decoupled=loaded.config.decoupled,
+            stage_rows=_stage_rows(loaded),
             clock=self._clock,
         )
         observer = ModelObserver(name, loaded.version, self._metrics)
@@ -319,6 +320,12 @@ class Worker:
                 self._metrics.rebalances.labels(name).set(worker.assignment.rebalances)
                 in_flight = sum(part.in_flight for part in worker.partitions.values())
                 self._metrics.in_flight.labels(name).set(in_flight)
+
+
+def _stage_rows(loaded: LoadedVersion) -> int:
+    """Return the rows of a full batch where batches may be given out ahead; 0 where order may change until then."""
+    batching = loaded.config.dynamic_batching
+    return 0 if batching is None or batching.priority_levels else loaded.config.max_batch_size
 
 
 def make_batcher(loaded: LoadedVersion) -> Batcher:

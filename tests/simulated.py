@@ -62,6 +62,10 @@ class SimulatedPool:
         """Number of instances at work."""
         return len(self._instances) - len(self._free)
 
+    def next_staging(self) -> int | None:
+        """Nothing ahead."""
+        return None
+
     def next_free(self) -> int | None:
         """The longest-free instance."""
         return self._free[0] if self._free else None

@@ -83,6 +83,10 @@ class HandPool:
         """Number of executions at work."""
         return len(self.waiting)
 
+    def next_staging(self) -> int | None:
+        """Nothing ahead."""
+        return None
+
     def next_free(self) -> int | None:
         """There is always one."""
         return next(self._numbers, None)

@@ -281,6 +281,7 @@ class InlinePool(Pool):
     def submit(self, number, work, done) -> None:
         """Run at once, here."""
         self.free.remove(number)
+        self._load[number] += 1
         loop = asyncio.get_running_loop()
         loop.call_soon(lambda: self._finished(number, work(self.instances[number]), done))
 

@@ -91,3 +91,52 @@ async def test_closing_is_bounded_when_a_model_hangs() -> None:
     assert not await pool.close(0.05)
     release.set()
     assert await asyncio.wait_for(done, 5) == DONE
+
+
+async def test_work_that_is_given_ahead_runs_next_without_the_loop() -> None:
+    """The thread goes from one piece to the next; an instance takes one ahead, not two."""
+    pool = Pool([ScriptedInstance()], "m-1")
+    pool.start()
+    assert pool.next_staging() is None
+    ended: list[int] = []
+    done: asyncio.Future = asyncio.get_running_loop().create_future()
+
+    def ending(_: int, outcome: Execution | BaseException) -> None:
+        assert outcome is DONE
+        ended.append(len(pool.free))
+        if len(ended) == 2:
+            done.set_result(None)
+
+    pool.submit(0, lambda _: DONE, ending)
+    assert pool.next_free() is None
+    assert pool.next_staging() == 0
+    pool.submit(0, lambda _: DONE, ending)
+    assert pool.next_staging() is None
+    assert pool.busy == 1
+    await asyncio.wait_for(done, 5)
+    assert ended == [0, 1]  # free only after the second
+    assert pool.busy == 0
+    assert await pool.close(5)
+
+
+async def test_B42_work_given_ahead_is_reported_when_its_thread_dies() -> None:
+    """It dies with the thread instead of hanging, and nothing is given to that instance any more."""
+    pool = Pool([ScriptedInstance()], "m-1")
+    pool.start()
+    outcomes: list[Execution | BaseException] = []
+    done: asyncio.Future = asyncio.get_running_loop().create_future()
+
+    def ending(_: int, outcome: Execution | BaseException) -> None:
+        outcomes.append(outcome)
+        if len(outcomes) == 2:
+            done.set_result(None)
+
+    def dying(_: Instance) -> Execution:
+        raise SystemExit("native code asked to leave")
+
+    pool.submit(0, dying, ending)
+    pool.submit(0, lambda _: DONE, ending)
+    await asyncio.wait_for(done, 5)
+    assert [type(outcome) for outcome in outcomes] == [SystemExit, SystemExit]
+    assert (pool.next_free(), pool.next_staging(), pool.busy) == (None, None, 0)
+    assert await pool.close(5)

@@ -36,6 +36,10 @@ class Instances:
         """Number at work."""
         return len(self.running)
 
+    def next_staging(self) -> int | None:
+        """Nothing ahead."""
+        return None
+
     def next_free(self) -> int | None:
         """The first free one."""
         return self.free[0] if self.free else None
@@ -168,3 +172,49 @@ async def test_B42_a_failure_in_the_timer_is_told() -> None:
     scheduler._tick()
     scheduler.close()
     assert [type(failure) for failure in outcomes.failures] == [ZeroDivisionError]
+
+
+class Staging(Instances):
+    """One instance that takes one piece of work ahead."""
+
+    def next_staging(self) -> int | None:
+        """The instance, while it has exactly one."""
+        return 0 if len(self.running) == 1 else None
+
+    def submit(self, number: int, work: Work, done: Done) -> None:
+        """Keep the work for `finish`."""
+        if number in self.free:
+            self.free.remove(number)
+        self.running.append((number, work, done))
+
+    def finish(self) -> None:
+        """End the first; free only when nothing is left."""
+        number, work, done = self.running.pop(0)
+        outcome = work(ScriptedInstance())
+        if not self.running:
+            self.free.append(number)
+        done(number, outcome)
+
+
+@pytest.mark.parametrize(("run_ns", "ahead"), [(1_000_000, 2), (6_000_000, 1)])
+async def test_a_full_batch_is_given_ahead_behind_a_deep_queue_of_short_runs(
+    run_ns: int, ahead: int
+) -> None:
+    """Four full batches wait and a run takes 1 ms: the next one is there before it ends; with 6 ms it is not."""
+    text = ECHO.format("")
+    config = make_config(text)
+    assert config.dynamic_batching is not None
+    pool, outcomes = Staging(1), Outcomes()
+    ticks = iter(range(0, 10**12, run_ns))
+    clock = Clock(lambda: next(ticks), lambda: 0)
+    batcher = DynamicBatcher(make_signature(text), config.dynamic_batching)
+    scheduler = Scheduler(1, batcher, pool, outcomes, stage_rows=4, clock=clock)
+    scheduler.offer(entries(28))
+    assert len(pool.running) == 1  # how long a run takes is not known yet
+    pool.finish()
+    assert len(pool.running) == ahead
+    while pool.running:
+        pool.finish()
+    found = [e.record.offset for b in outcomes.batches for e in b.entries if e is not None]
+    assert found == list(range(28))
+    assert scheduler.idle
