@@ -35,9 +35,8 @@ class Pool:
         self._name = name
         self._queues: list[queue.SimpleQueue[tuple[Work, Done] | None]] = []
         self._threads: list[threading.Thread] = []
-        self._load = [0] * len(
-            instances
-        )  # pieces of work that an instance has, the one at work included
+        # Pieces of work that each instance has, the one at work included.
+        self._load = [0] * len(instances)
         self._dead: set[int] = set()
 
     def start(self) -> None:
@@ -126,9 +125,8 @@ class Pool:
             return
         self._dead.add(number)
         done(number, outcome)
-        while (
-            self._load[number] > 0
-        ):  # nobody serves the queue of a dead thread: what was staged dies with it
+        # Nobody serves the queue of a dead thread: what was given ahead dies with it.
+        while self._load[number] > 0:
             self._load[number] -= 1
             item = self._queues[number].get()
             if item is not None:
