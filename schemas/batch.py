@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from headrace.schemas.errors import InferError, WrongOutput
 from headrace.schemas.infer import Parameters, RequestedOutput, SequenceId
 from headrace.schemas.model_config import BatchInput, BatchInputKind
 from headrace.schemas.record import TP, Record
+from headrace.schemas.sequence import SequenceState
 from headrace.schemas.signature import Signature, TensorSpec
 from headrace.schemas.tensor import Array, Buffer, Datatype, Shape, raw_bytes, to_numpy
 
@@ -51,6 +53,14 @@ class Entry:
         sequence_id, sequence_start, sequence_end: As in `InferRequest`.
         model_version: As asked for, ``""`` is the highest ready one (MR-07).
         binary_data_output: As in `InferRequest`.
+        sequence: The live sequence that the request is a step of (`headrace.consumers.live_sequence`); None for
+            models without sequences.
+        version: Model version that the step runs on, where it has a sequence.
+        error: The answer that this request gets in its turn within its sequence, without running.
+        dead_letter: That error's record is kept as a dead letter too.
+        state_out: Set by the execution: the state that the model gave, as tensors and shapes; None where it failed.
+        after: Set when the step has ended: its sequence as of this request, for the snapshot.
+        next: The following queued request of the same sequence.
         awaited: Somebody waits for the reply (a reply topic is named): refused at once when a queue is full.
     """
 
@@ -81,6 +91,13 @@ class Entry:
     sequence_end: bool = False
     model_version: str = ""
     binary_data_output: bool = False
+    sequence: Any = None  # a type of the layer above, whose fields nobody here touches
+    version: int = 0
+    error: InferError | None = None
+    dead_letter: bool = False
+    state_out: tuple[tuple[bytes, ...], tuple[Shape, ...]] | None = None
+    after: SequenceState | None = None
+    next: Entry | None = None
 
     @property
     def awaited(self) -> bool:
@@ -103,6 +120,8 @@ class Responses:
         errors: Index into the batch's entries → error instead of outputs. Its rows are still in the columns.
         final: No further responses for the covered members (decoupled models send several).
         parameters: Response parameters, the same for all covered members.
+        states: State output name → array like those of ``outputs``, for models with implicit state; a state that
+            is missing keeps its value (SEMANTICS SB-10).
     """
 
     outputs: Mapping[str, Array]
@@ -110,6 +129,7 @@ class Responses:
     errors: Mapping[int, InferError] = field(default_factory=dict)
     final: bool = True
     parameters: Parameters = field(default_factory=dict)
+    states: Mapping[str, Array] = field(default_factory=dict)
 
 
 class Batch:
@@ -119,14 +139,22 @@ class Batch:
         signature: Of the model version that the batch was formed for (reload: a batch keeps its own).
         entries: In row order. A None is a padding row without a request (SQ-11).
         rows: Rows in total.
+        states: Of a sequence model: each row's sequence before its step, as the batcher saw it when it formed the
+            batch; the initial state at START and for padding rows. Empty for other models.
     """
 
-    __slots__ = ("_inputs", "entries", "rows", "signature")
+    __slots__ = ("_inputs", "entries", "rows", "signature", "states")
 
-    def __init__(self, signature: Signature, entries: Sequence[Entry | None]) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        entries: Sequence[Entry | None],
+        states: Sequence[SequenceState] = (),
+    ) -> None:
         """Gather entries; nothing is copied until a column is asked for."""
         self.signature = signature
         self.entries = entries
+        self.states = states
         self.rows = sum([1 if entry is None else entry.rows for entry in entries])
         self._inputs: dict[str, Array] | None = None
 

@@ -139,6 +139,106 @@ class DynamicBatching:
         return self.priority_queue_policy.get(level, self.default_queue_policy)
 
 
+class ControlKind(StrEnum):
+    """What a control tensor tells a sequence model (SEMANTICS SB-05)."""
+
+    START = "CONTROL_SEQUENCE_START"
+    READY = "CONTROL_SEQUENCE_READY"
+    END = "CONTROL_SEQUENCE_END"
+    CORRID = "CONTROL_SEQUENCE_CORRID"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlInput:
+    """A tensor that the server makes for a sequence model; clients must not send it (SEMANTICS SB-05, SB-06).
+
+    Attributes:
+        name: Tensor name.
+        kind: What it tells.
+        datatype: INT32, FP32 or BOOL; of CORRID: UINT64, INT64, UINT32, INT32 or BYTES.
+        false: Value for "no"; 0 for CORRID.
+        true: Value for "yes"; 0 for CORRID.
+    """
+
+    name: str
+    kind: ControlKind
+    datatype: Datatype
+    false: float = 0
+    true: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """What a state is at START (SEMANTICS SB-08): zeros, or a file of raw bytes under ``initial_state/``."""
+
+    name: str
+    datatype: Datatype
+    dims: Shape
+    zero_data: bool = False
+    data_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """An implicit state: an output of one step that is an input of the next (SEMANTICS SB-07).
+
+    Attributes:
+        input_name: As the model takes it.
+        output_name: As the model gives it.
+        datatype: V2 datatype.
+        dims: Without the batch axis; -1 is any size.
+        initial: None: zeros, each -1 of the dims taken as 1 (SB-08).
+        use_same_buffer: Accepted; a state has one value at a time here anyhow.
+        use_growable_memory: The same.
+    """
+
+    input_name: str
+    output_name: str
+    datatype: Datatype
+    dims: Shape
+    initial: InitialState | None = None
+    use_same_buffer: bool = False
+    use_growable_memory: bool = False
+
+
+class SequenceStrategy(StrEnum):
+    """How steps of different sequences share a batch (SEMANTICS SB-01)."""
+
+    DIRECT = "direct"
+    OLDEST = "oldest"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    """The sequence batcher's settings (SEMANTICS SB-01…SB-10), defaults filled in.
+
+    Attributes:
+        strategy: Direct or oldest.
+        max_idle_us: A sequence whose next request comes later than this after its last one has expired, µs (SB-04).
+        controls: Control tensors.
+        states: Implicit states; none: the model keeps memory of its own, which cannot be saved.
+        max_queue_delay_us: Direct: the longest wait for ``min_slot_utilization``; oldest: of the dynamic batcher.
+        min_slot_utilization: Direct: share of slots that must be ready, 0..1 (SB-02).
+        max_candidates: Oldest: live sequences per instance, never 0 (SB-03).
+        preferred_batch_size: Oldest: ascending, never empty.
+        preserve_ordering: Oldest: responses of all sequences leave in arrival order.
+    """
+
+    strategy: SequenceStrategy = SequenceStrategy.DIRECT
+    max_idle_us: int = 1_000_000
+    controls: tuple[ControlInput, ...] = ()
+    states: tuple[StateConfig, ...] = ()
+    max_queue_delay_us: int = 0
+    min_slot_utilization: float = 0.0
+    max_candidates: int = 1
+    preferred_batch_size: tuple[int, ...] = (1,)
+    preserve_ordering: bool = False
+
+    def control(self, kind: ControlKind) -> ControlInput | None:
+        """Return the control tensor of a kind, None where the model takes none."""
+        return next((control for control in self.controls if control.kind is kind), None)
+
+
 class InstanceKind(StrEnum):
     """Where an instance group runs (SEMANTICS MR-30)."""
 
@@ -218,7 +318,8 @@ class ModelConfig:
         batch_inputs: Ragged helpers.
         batch_outputs: Ragged outputs.
         version_policy: Which versions are served.
-        dynamic_batching: None: the default scheduler, one request per execution, in order (DB-33).
+        dynamic_batching: None, and no sequence batching: the default scheduler, one request per execution (DB-33).
+        sequence_batching: None: requests are independent of each other.
         instance_groups: Normalized, never empty once resolved.
         default_model_filename: Overrides the backend's own file name.
         parameters: For the backend, string values.
@@ -249,3 +350,4 @@ class ModelConfig:
     warmup: tuple[WarmupSample, ...]
     decoupled: bool
     message: ModelConfigMessage
+    sequence_batching: SequenceBatching | None = None

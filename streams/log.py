@@ -10,7 +10,7 @@ Epochs are this process's own counter, one per assignment of a partition, and ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, Self
@@ -62,7 +62,8 @@ class Position:
 class Span:
     """A stretch of a partition to read: ``start`` inclusive, ``end`` exclusive or None for ever.
 
-    ``start`` may be `EARLIEST` or `LATEST` (the end at the time of opening).
+    Both may be `EARLIEST` or `LATEST`: the first offset that is there, and the end, at the time of opening (the
+    last stable offset for a reader of what is committed).
     """
 
     start: int
@@ -152,6 +153,16 @@ class Source(Protocol):
     async def beginning_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
         """First offset that is still there."""
 
+    async def confirm(self, positions: Mapping[TP, Position]) -> Set[TP]:
+        """Commit these positions, as they were read, once more; returns the partitions that are still ours.
+
+        The last step of a takeover (DELIVERY P-5): the coordinator accepts it from nobody but the current owner, so
+        whatever was read before it was read under our ownership.
+
+        Raises:
+            LogError: The coordinator cannot be reached.
+        """
+
 
 class Reader(Protocol):
     """Reads spans of partitions without a group: replies, status, cancels, replay. An async context manager."""
@@ -170,6 +181,29 @@ class Reader(Protocol):
 
     def done(self) -> bool:
         """Whether every span with an end has been read to it (holes counted)."""
+
+
+class Cover(Protocol):
+    """What must be durable before a position may be committed: snapshots of state (DELIVERY P-3).
+
+    All calls but those of `snapshots`' result come in the loop, and none waits. Owners without state are passed
+    over.
+    """
+
+    def settled(self, owner: TP, position: Position) -> None:
+        """Every answer up to this position is acknowledged: from now on snapshots may say what follows from them."""
+
+    def snapshots(self, owner: TP, position: Position) -> Iterator[Sequence[Out]]:
+        """Return the records that must be acknowledged before the position is committed, in chunks of bounded size.
+
+        What they hold is fixed by this call, however late the chunks are taken.
+        """
+
+    def saved(self, owner: TP, outs: Sequence[Out]) -> None:
+        """A chunk is acknowledged."""
+
+    def committed(self, owner: TP, position: Position) -> None:
+        """The position is committed."""
 
 
 class Delivery(Protocol):
@@ -233,8 +267,8 @@ class Log(Protocol):
     def reader(self, spans: Mapping[TP, Span], *, committed: bool = False) -> Reader:
         """Make a reader without a group; ``committed`` hides aborted and open transactions."""
 
-    def delivery(self, source: Source, mode: Mode) -> Delivery:
-        """Make the delivery of a source."""
+    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> Delivery:
+        """Make the delivery of a source; what ``cover`` says is published before each commit."""
 
     def publisher(self) -> Publisher:
         """Make a publisher."""

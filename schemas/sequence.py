@@ -1,0 +1,70 @@
+"""What is remembered of a sequence between two of its steps: pure values, saved and restored as they are.
+
+A `SequenceState` belongs to the sequence, not to the process: it is what a snapshot holds (DESIGN §6). Keys carry
+the type of the id, for 7 and ``"7"`` are different sequences (SEMANTICS SQ-14, KX-12).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from headrace.schemas.infer import SequenceId
+from headrace.schemas.tensor import Shape
+
+
+class Flag(IntEnum):
+    """Whether a sequence goes on. All but `LIVE` are markers: no state, kept until their tombstone (DELIVERY P-2)."""
+
+    LIVE = 0
+    ENDED = 1
+    EXPIRED = 2
+    LOST = 3
+
+
+class SequenceState(NamedTuple):
+    """A sequence as of one of its requests.
+
+    Attributes:
+        offset: Of that request in its partition; it and all earlier ones of the sequence are finished.
+        flag: Whether the sequence goes on.
+        timestamp_ms: The request's record timestamp: idleness counts from it (DELIVERY P-15).
+        version: Model version that the sequence is bound to.
+        steps: Requests that ran since START.
+        tensors: Raw little-endian bytes of one item per declared state, in the order of the configuration; none
+            where the model declares no state and in markers.
+        shapes: Their shapes without the batch axis; one tuple shared by all where the dims are fixed.
+    """
+
+    offset: int
+    flag: Flag
+    timestamp_ms: int
+    version: int
+    steps: int
+    tensors: tuple[bytes, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+
+    def marked(self, flag: Flag, offset: int) -> SequenceState:
+        """Return the marker that follows this state: without tensors, at a later offset."""
+        return SequenceState(offset, flag, self.timestamp_ms, self.version, self.steps)
+
+
+def sequence_key(sequence_id: SequenceId) -> bytes:
+    """Return the type-tagged id, ``u:7`` or ``s:7``: the name of a sequence in every table and state record."""
+    if isinstance(sequence_id, int):
+        return b"u:%d" % sequence_id
+    return b"s:" + sequence_id.encode()
+
+
+def sequence_id_of(key: bytes) -> SequenceId:
+    """Return the id of a type-tagged key.
+
+    Raises:
+        ValueError: The key has no tag, or is no number behind ``u:``.
+    """
+    tag, colon, text = key.partition(b":")
+    if tag == b"u" and colon:
+        return int(text)
+    if tag == b"s" and colon:
+        return text.decode()
+    raise ValueError(f"the key {key!r} has no type tag, expected u: or s:")
