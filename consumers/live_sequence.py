@@ -38,7 +38,8 @@ class LiveSequence:
         sequence_id: The id as clients give it.
         tp: Input partition.
         epoch: Our epoch of the partition's assignment.
-        version: Model version of its newest incarnation: where its queue waits.
+        version: Model version of its newest incarnation.
+        home: Version whose batcher holds its queue: still the old one's while a START for another version waits.
         state: As of the last finished request, None before the first.
         is_open: Whether a record without START may follow the last admitted one.
         timestamp_ms: Record timestamp of the last admitted step.
@@ -53,6 +54,7 @@ class LiveSequence:
     __slots__ = (
         "epoch",
         "head",
+        "home",
         "is_dropped",
         "is_open",
         "key",
@@ -82,6 +84,7 @@ class LiveSequence:
         self.tp = tp
         self.epoch = epoch
         self.version = version
+        self.home = version
         self.state = state
         self.is_open = state is not None and state.flag is Flag.LIVE
         self.timestamp_ms = 0 if state is None else state.timestamp_ms
