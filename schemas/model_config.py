@@ -320,6 +320,10 @@ class ModelConfig:
         version_policy: Which versions are served.
         dynamic_batching: None, and no sequence batching: the default scheduler, one request per execution (DB-33).
         sequence_batching: None: requests are independent of each other.
+        batch_axes: Tensor name → place of the batch axis in the model's own tensor, where the parameter
+            ``batch_axis.<tensor>`` says that it is not the first (`headrace.schemas.config_parameters`).
+        constants: Model input → its value as text: inputs without a batch axis that the server feeds itself, by the
+            parameter ``constant.<tensor>``.
         instance_groups: Normalized, never empty once resolved.
         default_model_filename: Overrides the backend's own file name.
         parameters: For the backend, string values.
@@ -351,3 +355,5 @@ class ModelConfig:
     decoupled: bool
     message: ModelConfigMessage
     sequence_batching: SequenceBatching | None = None
+    batch_axes: Mapping[str, int] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)

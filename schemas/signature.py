@@ -6,13 +6,21 @@ Its texts carry the fragments that Triton's clients match on (SEMANTICS PB-34…
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.schemas.errors import InvalidRequest, Unsupported
-from headrace.schemas.infer import RequestedOutput
-from headrace.schemas.model_config import BatchInput, BatchOutput, ModelConfig, TensorConfig
+from headrace.schemas.infer import RequestedOutput, SequenceId
+from headrace.schemas.model_config import (
+    BatchInput,
+    BatchOutput,
+    ControlInput,
+    ControlKind,
+    ModelConfig,
+    StateConfig,
+    TensorConfig,
+)
 from headrace.schemas.tensor import Buffer, Datatype, Shape, Tensor, check_data
 
 
@@ -30,6 +38,8 @@ class TensorSpec:
         ragged: Requests of different shapes may share a batch.
         reshape: What the model itself sees instead of `dims`, without the batch axis; None is `dims`.
         batched: Has a leading batch axis on the wire.
+        batch_axis: Place of the batch axis in the model's own tensor, among `reshape` or `dims`; on the wire it is
+            always the first.
     """
 
     name: str
@@ -41,6 +51,7 @@ class TensorSpec:
     ragged: bool
     reshape: Shape | None
     batched: bool
+    batch_axis: int = 0
 
     def wire_dims(self) -> list[int]:
         """Return the shape on the wire, -1 for the batch axis: what metadata and error texts show."""
@@ -74,6 +85,18 @@ class Admitted(NamedTuple):
     shapes: tuple[Shape | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """An implicit state (SEMANTICS SB-07): what the model gives as ``output`` is its ``input`` in the next step.
+
+    Both have the same datatype and dims; `TensorSpec.index` is the place among the states. They are no inputs and
+    outputs of the wire: there is never a reshape, and none is optional or ragged.
+    """
+
+    input: TensorSpec
+    output: TensorSpec
+
+
 class Signature:
     """Inputs and outputs of one model version, ready for use.
 
@@ -88,6 +111,9 @@ class Signature:
         required: Number of inputs that may not be absent.
         has_optional: Any input may be absent (DB-12).
         usual_shapes: The shapes of a request whose inputs are all present, if all dims are fixed; else None.
+        is_sequence: Requests are steps of sequences.
+        controls: Tensors that the server makes for a sequence model (SB-06), in the order of the configuration.
+        states: Implicit states, in the order of the configuration.
     """
 
     def __init__(self, config: ModelConfig, version: int) -> None:
@@ -96,8 +122,15 @@ class Signature:
         self.version = version
         self.max_batch_size = config.max_batch_size
         batched = config.max_batch_size > 0
-        self.inputs = tuple(_spec(t, i, batched=batched) for i, t in enumerate(config.inputs))
-        self.outputs = tuple(_spec(t, i, batched=batched) for i, t in enumerate(config.outputs))
+        axes = config.batch_axes
+        self.inputs = tuple(
+            _spec(tensor, i, batched=batched, axis=axes.get(tensor.name, 0))
+            for i, tensor in enumerate(config.inputs)
+        )
+        self.outputs = tuple(
+            _spec(tensor, i, batched=batched, axis=axes.get(tensor.name, 0))
+            for i, tensor in enumerate(config.outputs)
+        )
         self.batch_inputs: tuple[BatchInput, ...] = config.batch_inputs
         self.batch_outputs: tuple[BatchOutput, ...] = config.batch_outputs
         self.required = sum(not spec.optional for spec in self.inputs)
@@ -107,6 +140,18 @@ class Signature:
             if all(spec.fixed for spec in self.inputs)
             else None
         )
+        sequences = config.sequence_batching
+        self.is_sequence = sequences is not None
+        self.controls: tuple[ControlInput, ...] = () if sequences is None else sequences.controls
+        self.states = (
+            ()
+            if sequences is None
+            else tuple(
+                _state(state, i, batched=batched, axes=axes)
+                for i, state in enumerate(sequences.states)
+            )
+        )
+        self._corrid = None if sequences is None else sequences.control(ControlKind.CORRID)
         self._inputs = {spec.name: spec for spec in self.inputs}
         self._outputs = {spec.name: spec for spec in self.outputs}
 
@@ -174,6 +219,35 @@ class Signature:
                     "request for its values"
                 )
             seen.add(wanted.name)
+
+    def check_sequence(self, sequence_id: SequenceId, rows: int) -> None:
+        """Check that a request can be a step of a sequence; other models take any request.
+
+        Args:
+            sequence_id: 0 and ``""`` are none.
+            rows: Of the request, as `admit` returned them.
+
+        Raises:
+            InvalidRequest: It has no id (SEMANTICS SQ-01), several rows (SQ-02), or an id that the model's CORRID
+                control cannot hold (SQ-14).
+        """
+        if not self.is_sequence:
+            return
+        request = f"inference request to model '{self.model_name}' must specify"
+        if not sequence_id:
+            raise InvalidRequest(f"{request} a non-zero or non-empty correlation ID")
+        if rows != 1:
+            raise InvalidRequest(
+                f"{request} batch-size 1 due to requirements of sequence batcher, got {rows}"
+            )
+        if self._corrid is None:
+            return
+        given = Datatype.BYTES if isinstance(sequence_id, str) else Datatype.UINT64
+        if (given is Datatype.BYTES) is not (self._corrid.datatype is Datatype.BYTES):
+            raise InvalidRequest(
+                f"sequence batching control 'CORRID' data-type is '{given}', but model "
+                f"'{self.model_name}' expects '{self._corrid.datatype}'"
+            )
 
     def _check_count(self, inputs: Sequence[Tensor]) -> None:
         total = len(self.inputs)
@@ -247,7 +321,8 @@ class Signature:
         )
 
 
-def _spec(tensor: TensorConfig, index: int, *, batched: bool) -> TensorSpec:
+def _spec(tensor: TensorConfig, index: int, *, batched: bool, axis: int = 0) -> TensorSpec:
+    batched = batched and not tensor.is_shape_tensor
     return TensorSpec(
         name=tensor.name,
         datatype=tensor.datatype,
@@ -257,5 +332,19 @@ def _spec(tensor: TensorConfig, index: int, *, batched: bool) -> TensorSpec:
         optional=tensor.optional,
         ragged=tensor.allow_ragged_batch,
         reshape=tensor.reshape,
-        batched=batched and not tensor.is_shape_tensor,
+        batched=batched,
+        batch_axis=axis if batched else 0,
     )
+
+
+def _state(state: StateConfig, index: int, *, batched: bool, axes: Mapping[str, int]) -> StateSpec:
+    given, made = (
+        _spec(
+            TensorConfig(name, state.datatype, state.dims),
+            index,
+            batched=batched,
+            axis=axes.get(name, 0),
+        )
+        for name in (state.input_name, state.output_name)
+    )
+    return StateSpec(given, made)
