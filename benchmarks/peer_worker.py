@@ -25,11 +25,12 @@ from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import LoadedVersion
 from headrace.repository.repository import Repository
-from headrace.schemas.batch import Batch, Entry, Responses, split_output
+from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.errors import InferError, UndecodableRecord
 from headrace.schemas.record import TP, Headers, Record
 from headrace.schemas.requests import Decoded, Failure
 from headrace.schemas.signature import Signature
+from headrace.schemas.split import split_output
 from headrace.streams.embedded import PROPERTIES
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import TopicSpec

@@ -18,11 +18,12 @@ from aiokafka.structs import ConsumerRecord
 from headrace.consumers.dynamic import DynamicBatcher
 from headrace.consumers.ledger import OffsetLedger
 from headrace.schemas.answers import Answer, ResponseEncoder
-from headrace.schemas.batch import Batch, Entry, Responses, split_output
+from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.config_text import config_from_message, parse_config
 from headrace.schemas.record import TP
 from headrace.schemas.requests import RequestDecoder
 from headrace.schemas.signature import Signature
+from headrace.schemas.split import split_output
 
 from benchmarks.figures import Figure
 from benchmarks.formats import Avro, avro_request, schema

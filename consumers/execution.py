@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.backends.backend import Instance
-from headrace.schemas.batch import Batch, Entry, Responses, check_scattered
+from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.errors import BackendError, InferError, OutOfMemory, WrongOutput
+from headrace.schemas.split import check_scattered
 from headrace.schemas.tensor import Array
 
 

@@ -12,13 +12,14 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from headrace.schemas import avro
-from headrace.schemas.batch import Batch, Entry, Responses, split_output
+from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.codec import encode_error_value, encode_response
 from headrace.schemas.errors import InferError, WrongOutput
 from headrace.schemas.infer import InferResponse, Parameters
 from headrace.schemas.record import AVRO, BINARY, HEADER_LENGTH, JSON, Header, Headers
 from headrace.schemas.result_headers import ResultHeaders, decoupled_headers
 from headrace.schemas.signature import Signature, TensorSpec
+from headrace.schemas.split import split_output
 from headrace.schemas.tensor import Shape, Tensor
 from headrace.schemas.v2json import Binary, all_json
 

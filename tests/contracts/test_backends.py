@@ -13,9 +13,9 @@ import onnx_models
 import pytest
 from backend_kit import batch_of, completed, parsed, run, run_one, texts
 from headrace.backends.backend import Backend, Device, Instance, Model, backend_names, find_backend
-from headrace.schemas.batch import split_output
 from headrace.schemas.errors import BackendError, ConfigError
 from headrace.schemas.model_config import InstanceKind, ModelConfig
+from headrace.schemas.split import split_output
 from headrace.schemas.tensor import Datatype
 
 TWO_PAIRS = """

@@ -18,9 +18,9 @@ from headrace.backends.backend import Backend, Device, find_backend
 from headrace.backends.onnx_signature import DATATYPES
 from headrace.backends.onnxruntime import OnnxRuntimeBackend
 from headrace.backends.ort import check_installation
-from headrace.schemas.batch import split_output
 from headrace.schemas.errors import BackendError, ConfigError, InvalidRequest, OutOfMemory, Reason
 from headrace.schemas.model_config import InstanceKind, ModelConfig
+from headrace.schemas.split import split_output
 from headrace.schemas.tensor import Datatype
 
 

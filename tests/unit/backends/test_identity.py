@@ -9,9 +9,10 @@ import pytest
 from backend_kit import CPU, batch_of, completed, parsed, run, run_one, texts
 from headrace.backends.backend import find_backend
 from headrace.backends.identity import IdentityBackend, IdentityInstance, IdentityModel
-from headrace.schemas.batch import Batch, split_output
+from headrace.schemas.batch import Batch
 from headrace.schemas.errors import BackendError, ConfigError, OutOfMemory, WrongOutput
 from headrace.schemas.model_config import ModelConfig
+from headrace.schemas.split import split_output
 
 NOWHERE = Path("models/echo/1")
 ECHO = """

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from headrace.schemas.batch import Batch, helper_input, split_output
+from headrace.schemas.batch import Batch, helper_input
 from headrace.schemas.errors import WrongOutput
 from headrace.schemas.infer import RequestedOutput
 from headrace.schemas.model_config import BatchInput, BatchInputKind, BatchOutput
+from headrace.schemas.split import split_output
 from headrace.schemas.tensor import Datatype, join_bytes, split_bytes
 from wire_kit import batch, entry, signature, tensor_config
 
