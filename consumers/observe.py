@@ -6,14 +6,16 @@ client's value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.execution import Execution
 from headrace.schemas.batch import Batch
 from headrace.schemas.errors import InferError, Reason
-from headrace.streams.status import Failure, ModelCounts
+from headrace.streams.status import Failure, ModelCounts, SequenceCounts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 """Upper bounds of duration histograms, seconds."""
@@ -148,3 +150,78 @@ class ModelObserver:
                 self.counts.failure[Failure.BACKEND] += 1
             case _:
                 self.counts.failure[Failure.OTHER] += 1
+
+
+_SEQUENCE_GAUGES = (
+    ("live", "headrace_live_sequences", "Sequences that have started and not ended."),
+    ("backlogged", "headrace_backlogged_sequences", "Live sequences that wait for a slot."),
+)
+_SEQUENCE_COUNTERS = (
+    ("parked", "headrace_sequences_parked", "Times that a sequence gave up its slot."),
+    ("ended", "headrace_sequences_ended", "Sequences that ended by END."),
+    ("expired", "headrace_sequences_expired", "Sequences that were silent for too long."),
+    ("restored", "headrace_sequences_restored", "Sequences taken over from their snapshots."),
+    ("lost", "headrace_sequences_lost", "Sequences that no snapshot could bring back."),
+    ("split", "headrace_sequences_split", "Sequences found on two partitions at once."),
+    ("snapshots", "headrace_snapshots", "Snapshots written."),
+    ("snapshot_bytes", "headrace_snapshot_bytes", "Bytes of the snapshots written."),
+)
+_SNAPSHOT_FAILURES = (
+    ("snapshots_corrupt", "corrupt"),
+    ("snapshots_shape", "shape"),
+    ("snapshots_newer", "newer"),
+)
+
+
+class SequenceMetrics(Collector):
+    """Headrace's own metrics of sequences, by model: read from each model's `SequenceCounts` when they are scraped.
+
+    So a step costs an addition to a plain number, and the status topic and the page cannot disagree.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register them."""
+        self._counts: dict[str, SequenceCounts] = {}
+        self._takeover = Histogram(
+            "headrace_takeover_seconds",
+            "Time from a partition's assignment until its sequences were restored.",
+            ("model",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        registry.register(self)
+
+    def model(self, name: str) -> SequenceCounts:
+        """Return the counts of a model, all 0 at first, which are shown from now on (MX-30)."""
+        self._takeover.labels(name)
+        return self._counts.setdefault(name, SequenceCounts())
+
+    def took_over(self, model: str, seconds: float) -> None:
+        """Time a takeover, from the assignment of partitions until their sequences were restored."""
+        self._takeover.labels(model).observe(seconds)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what is counted; called at each scrape."""
+        for field, name, text in _SEQUENCE_GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=("model",))
+            for model, counts in self._counts.items():
+                gauge.add_metric((model,), getattr(counts, field))
+            yield gauge
+        for field, name, text in _SEQUENCE_COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=("model",))
+            for model, counts in self._counts.items():
+                counter.add_metric((model,), getattr(counts, field))
+            yield counter
+        failures = CounterMetricFamily(
+            "headrace_snapshot_failures",
+            "Snapshots that could not be read at a takeover, by kind.",
+            labels=("model", "kind"),
+        )
+        for model, counts in self._counts.items():
+            for field, kind in _SNAPSHOT_FAILURES:
+                failures.add_metric((model, kind), getattr(counts, field))
+        yield failures
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: names are known at the first scrape."""
+        return ()

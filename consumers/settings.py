@@ -13,6 +13,7 @@ class WorkerSettings:
 
     Attributes:
         worker_id: Name in status records and results' metrics; unique in the fleet.
+        advertised_url: Where others reach this worker's own port; status records say it, ``""`` is nowhere.
         max_queued_records: Records of a model that may be admitted and unanswered; above, polling pauses.
         max_queued_bytes: The same in bytes of their values.
         max_partition_span: Offsets between the lowest unfinished and the newest admitted one (DELIVERY P-1: the
@@ -33,9 +34,21 @@ class WorkerSettings:
         restart_backoff_s: Longest pause before a failed consumer is started again, seconds.
         max_reply_topics: Reply topics whose partition counts are remembered.
         max_cancels: Cancels remembered that came before their request.
+        max_backlogged_sequences: Sequences of a partition that may wait for a slot where the model keeps memory of
+            its own, so that nobody can be parked for them; above, a START is answered ``queue_full`` (DESIGN §7).
+        max_live_sequences: Sequences of a model that have started and not ended; above, a START is answered
+            ``queue_full``: their states are in memory.
+        snapshot_every: Steps after which a sequence is snapshotted though no commit is due; 0: on commit only (P-3).
+            A model's parameter ``snapshot_every`` goes before it.
+        ended_ttl_s: How long the marker of an ended or expired sequence is kept, seconds: it must outlive zombies
+            (P-2).
+        max_ended_sequences: Such markers of a partition; above, the oldest one goes early.
+        sequence_skew_s: How far our clock and the broker's may differ, seconds: silence alone frees a sequence only
+            this much after its idle limit (P-15).
     """
 
     worker_id: str
+    advertised_url: str = ""
     max_queued_records: int = 4096
     max_queued_bytes: int = 256 * 1024 * 1024
     max_partition_span: int = 10_000
@@ -53,6 +66,12 @@ class WorkerSettings:
     restart_backoff_s: float = 10.0
     max_reply_topics: int = 10_000
     max_cancels: int = 10_000
+    max_backlogged_sequences: int = 1024
+    max_live_sequences: int = 200_000
+    snapshot_every: int = 0
+    ended_ttl_s: float = 3600.0
+    max_ended_sequences: int = 50_000
+    sequence_skew_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

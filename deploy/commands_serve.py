@@ -37,6 +37,7 @@ GATEWAY = (
 )
 WORKER = (
     "worker_port",
+    "worker_advertised_url",
     "worker_id",
     "group_instance_id",
     "allow_reply_topics",
@@ -48,6 +49,12 @@ WORKER = (
     "settle_backlog_interval_ms",
     "commit_interval_ms",
     "revoke_grace_secs",
+    "max_live_sequences",
+    "max_backlogged_sequences",
+    "max_ended_sequences",
+    "ended_ttl_secs",
+    "snapshot_every",
+    "sequence_skew_secs",
 )
 PROCESS = (
     "strict_readiness",

@@ -38,7 +38,7 @@ from headrace.deploy.loading import (
 )
 from headrace.deploy.settings import Settings, option_name
 from headrace.deploy.welcome import Addresses, print_welcome, url_of
-from headrace.deploy.worker_http import WorkerHttp
+from headrace.deploy.worker_http import Views, WorkerHttp
 from headrace.repository.repository import Repository
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
@@ -59,6 +59,9 @@ what waits in the queue so often that it took more time than decoding."""
 SWITCH_INTERVAL_S = 0.0005
 """How long the loop may keep a model's thread waiting for the interpreter lock. At Python's 5 ms, an instance that has
 finished a batch of half a millisecond may wait ten times as long before it can say so."""
+
+EVERY_INTERFACE = ("", "0.0.0.0", "::")  # noqa: S104  # compared, not bound
+"""Addresses that say nothing about where others find us."""
 
 READY_POLL_S = 0.05
 """How often a start looks whether all is ready, to say so."""
@@ -115,10 +118,19 @@ def _calm_collector() -> None:
     gc.set_threshold(COLLECT_AFTER, 20, 20)
 
 
-def worker_settings(settings: Settings) -> WorkerSettings:
-    """Return the worker's bounds under these settings."""
+def advertised_url(settings: Settings, port: int) -> str:
+    """Return where other machines reach the worker's port: as told, else by its address, else by the host's name."""
+    if settings.worker_advertised_url:
+        return settings.worker_advertised_url
+    address = settings.http_address
+    return url_of(socket.gethostname() if address in EVERY_INTERFACE else address, port)
+
+
+def worker_settings(settings: Settings, port: int) -> WorkerSettings:
+    """Return the worker's bounds under these settings; ``port`` is the one that it listens on."""
     return WorkerSettings(
         worker_id=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
+        advertised_url=advertised_url(settings, port),
         max_queued_records=settings.max_queued_records,
         max_queued_bytes=settings.max_queued_bytes,
         max_partition_span=settings.max_partition_span,
@@ -127,6 +139,12 @@ def worker_settings(settings: Settings) -> WorkerSettings:
         settle_backlog_interval_s=settings.settle_backlog_interval_ms / 1000,
         revoke_grace_s=settings.revoke_grace_secs,
         exit_timeout_s=settings.exit_timeout_secs,
+        max_live_sequences=settings.max_live_sequences,
+        max_backlogged_sequences=settings.max_backlogged_sequences,
+        max_ended_sequences=settings.max_ended_sequences,
+        ended_ttl_s=settings.ended_ttl_secs,
+        snapshot_every=settings.snapshot_every,
+        sequence_skew_s=settings.sequence_skew_secs,
     )
 
 
@@ -212,25 +230,23 @@ async def _working(
 ) -> AsyncIterator[None]:
     """Run the worker, with its port, around the block; drain when the block ends."""
     stop = asyncio.Event()
-    worker = Worker(log, repository, topology_of(settings), worker_settings(settings))
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(
+            WorkerHttp(settings.http_address, settings.worker_port)
+        )
+        bounds = worker_settings(settings, http.port)
+        worker = Worker(log, repository, topology_of(settings), bounds)
+        await stack.enter_async_context(worker)
 
-    def is_ready() -> bool:
-        if settings.strict_readiness:
-            return worker.ready()
-        return all(model.ready() for model in worker.models.values())
+        def is_ready() -> bool:
+            if settings.strict_readiness:
+                return worker.ready()
+            return all(model.ready() for model in worker.models.values())
 
-    async with (
-        worker,
-        WorkerHttp(
-            settings.http_address,
-            settings.worker_port,
-            page=(lambda: metrics_page(worker.series(), worker.registry))
-            if settings.allow_metrics
-            else None,
-            is_ready=is_ready,
-            troubles=worker.troubles,
-        ) as http,
-    ):
+        def page() -> bytes:
+            return metrics_page(worker.series(), worker.registry)
+
+        http.show(Views(is_ready, worker.troubles, page if settings.allow_metrics else None))
         addresses.worker = url_of(settings.http_address, http.port)
         addresses.is_ready.append(is_ready)
         running = asyncio.create_task(worker.run(stop))

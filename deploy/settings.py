@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from headrace.schemas.errors import ConfigError
 from pydantic import Field, ValidationError, field_validator
@@ -236,6 +237,51 @@ class Settings(BaseSettings):
         description="Seconds that a revoked partition's executing batches are waited for.",
         json_schema_extra=WORKER,
     )
+    worker_advertised_url: str = Field(
+        "",
+        description="Where other machines reach the worker's port, such as http://10.0.0.7:8003; none is made "
+        "of --http-address and --worker-port, with the host's name for an address that is every interface.",
+        json_schema_extra=WORKER,
+    )
+    max_live_sequences: int = Field(
+        200_000,
+        ge=1,
+        description="Sequences of a model that may have started and not ended; above, a START is answered queue_full.",
+        json_schema_extra=WORKER,
+    )
+    max_backlogged_sequences: int = Field(
+        1024,
+        ge=1,
+        description="Sequences of a partition that may wait for a slot where the model keeps memory of its own, "
+        "which cannot be parked; above, a START is answered queue_full.",
+        json_schema_extra=WORKER,
+    )
+    max_ended_sequences: int = Field(
+        50_000,
+        ge=1,
+        description="Ended or expired sequences of a partition that are remembered; above, the oldest are forgotten.",
+        json_schema_extra=WORKER,
+    )
+    ended_ttl_secs: float = Field(
+        3600.0,
+        ge=0,
+        description="Seconds that an ended or expired sequence is remembered.",
+        json_schema_extra=WORKER,
+    )
+    snapshot_every: int = Field(
+        0,
+        ge=0,
+        description="Snapshot a sequence after this many of its steps, beside each commit; 0 is with commits only. "
+        "A model's parameter snapshot_every goes before it.",
+        json_schema_extra=WORKER,
+    )
+    sequence_skew_secs: float = Field(
+        5.0,
+        ge=0,
+        description="Seconds that this machine's clock and the brokers' may differ: a silent sequence is freed "
+        "this much after its idle limit.",
+        json_schema_extra=WORKER,
+    )
     exit_timeout_secs: int = Field(
         30,
         ge=0,
@@ -258,6 +304,17 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @field_validator("worker_advertised_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        """Take the root of an HTTP URL, without the slash at its end."""
+        found = urlsplit(value)
+        if value and not (
+            found.scheme in ("http", "https") and found.hostname and found.path in ("", "/")
+        ):
+            raise ValueError("expected the root of a URL, such as http://10.0.0.7:8003")
+        return value.rstrip("/")
 
 
 def option_name(field: str) -> str:

@@ -82,6 +82,41 @@ class ModelCounts:
 _COUNT_NAMES = tuple(item.name for item in fields(ModelCounts) if item.name != "failure")
 
 
+@dataclass(slots=True)
+class SequenceCounts:
+    """What one worker counts of one model's sequences, incremented by it; all but the first two only rise.
+
+    Attributes:
+        live: Sequences that have started and neither ended nor expired, parked ones included; a gauge.
+        backlogged: Those of them that wait for a slot; a gauge.
+        parked: Times that a sequence gave up its slot for another one (DESIGN §7).
+        ended: By END.
+        expired: By silence, or by a timeout in the backlog (SEMANTICS SQ-09).
+        restored: From snapshots, at takeovers.
+        lost: Not restored: their model keeps memory of its own, or their snapshot is unreadable.
+        split: Found on two partitions at once: their producers hash keys differently (DESIGN §4).
+        snapshots: Snapshots written.
+        snapshot_bytes: Bytes of their values.
+        snapshots_corrupt: Snapshots read at takeovers that are none.
+        snapshots_shape: Those of states of another shape than the model has.
+        snapshots_newer: Those of a release that writes another form.
+    """
+
+    live: int = 0
+    backlogged: int = 0
+    parked: int = 0
+    ended: int = 0
+    expired: int = 0
+    restored: int = 0
+    lost: int = 0
+    split: int = 0
+    snapshots: int = 0
+    snapshot_bytes: int = 0
+    snapshots_corrupt: int = 0
+    snapshots_shape: int = 0
+    snapshots_newer: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
     """One version of a model in one worker.
@@ -133,6 +168,8 @@ class WorkerStatus:
         draining: Takes no more work.
         guarantee: Delivery guarantee, as `headrace.streams.log.Mode` spells it.
         interval_ms: Milliseconds until the next such record.
+        url: Root of the worker's own port for others to reach; ``""`` where it has none.
+        sequences: None where the model's requests are independent of each other.
     """
 
     worker: str
@@ -147,6 +184,8 @@ class WorkerStatus:
     draining: bool = False
     guarantee: str = ""
     interval_ms: int = DEFAULT_INTERVAL_MS
+    url: str = ""
+    sequences: SequenceCounts | None = None
 
     @property
     def key(self) -> bytes:
@@ -200,9 +239,11 @@ def encode_status(status: Status) -> bytes:
     if isinstance(status, GatewayStatus):
         body = _plain(status)
     else:
-        body = _plain(status, skip=("versions", "queues"))
+        body = _plain(status, skip=("versions", "queues", "sequences"))
         body["versions"] = [_version_json(version) for version in status.versions]
         body["queues"] = [_plain(queue) for queue in status.queues]
+        if status.sequences is not None:
+            body["sequences"] = _plain(status.sequences)
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -282,7 +323,16 @@ def _worker_status(body: JsonObject) -> WorkerStatus:
         draining=_typed(body, "draining", bool, False),
         guarantee=_typed(body, "guarantee", str, ""),
         interval_ms=_typed(body, "interval_ms", int, DEFAULT_INTERVAL_MS),
+        url=_typed(body, "url", str, ""),
+        sequences=_sequence_counts(body.get("sequences")),
     )
+
+
+def _sequence_counts(item: object) -> SequenceCounts | None:
+    if item is None:
+        return None
+    body = _object(item)
+    return SequenceCounts(**{f.name: _typed(body, f.name, int, 0) for f in fields(SequenceCounts)})
 
 
 def _version(item: object) -> VersionStatus:
