@@ -1,9 +1,9 @@
 """Runs one batch on one instance and isolates what fails; called from the instance's own thread.
 
 A batch that raises is bisected until the culprit stands alone, so its neighbours still get results (DESIGN §5,
-FAULTS B31, B47); one with the wrong number of output rows or elements is run again entry by entry (B36). A model with
-memory of its own is never run twice: there the whole batch fails. The one broad ``except`` of the service is
-here, around `Instance.execute`.
+FAULTS B31, B47); one with the wrong number of output rows or elements is run again entry by entry (B36). Padding rows
+are not run again. A model with memory of its own is never run twice: there the whole batch fails. The one broad
+``except`` of the service is here, around `Instance.execute`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.backends.backend import Instance
-from headrace.schemas.batch import Batch, Entry, Responses
+from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import BackendError, InferError, OutOfMemory, WrongOutput
-from headrace.schemas.split import check_scattered
+from headrace.schemas.split import StateOut, check_declared, check_scattered, split_states
 from headrace.schemas.tensor import Array
 
 
@@ -56,6 +56,8 @@ def execute(
 ) -> Execution:
     """Run a batch; never raises for what the model does.
 
+    Steps of sequences that succeed get their ``state_out``; the others keep None.
+
     Args:
         instance: A free instance; this call occupies its thread.
         batch: What to run.
@@ -78,7 +80,7 @@ def execute(
         try:
             parts.append(Part(piece, _run(instance, piece, decoupled=decoupled), None))
         except InferError as exc:
-            if len(piece) == 1 or not repeatable:
+            if not repeatable or sum(entry is not None for entry in piece.entries) == 1:
                 parts.append(Part(piece, (), exc))
             else:
                 # Popped from the end, so the order of the entries is kept.
@@ -93,6 +95,7 @@ def _run(instance: Instance, batch: Batch, *, decoupled: bool) -> list[Responses
         if not decoupled:
             # Inside, for what a plug-in emits need not even be arrays.
             _check(instance, batch, emitted)
+        _keep_states(batch, emitted)
     except InferError:
         raise
     except MemoryError as exc:
@@ -133,11 +136,38 @@ def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> No
                     f"instance '{instance.name}' returned shape {list(array.shape)} for output "
                     f"'{name}', expected {rows} rows"
                 )
-    if any(count != 1 for count in answered):
+    requests = [n for n, entry in zip(answered, batch.entries, strict=True) if entry is not None]
+    if any(count != 1 for count in requests):
         raise WrongOutput(
-            f"instance '{instance.name}' gave {sum(answered)} responses for {len(batch)} requests, "
+            f"instance '{instance.name}' gave {sum(requests)} responses for {len(requests)} requests, "
             "expected one for each"
         )
+
+
+def _keep_states(batch: Batch, emitted: Sequence[Responses]) -> None:
+    """Give each step that succeeded the states that its sequence has then (SEMANTICS SB-07, SQ-17).
+
+    Nothing is given before everything was checked: whoever fails keeps the state from before the step.
+    """
+    if not batch.signature.is_sequence:
+        for responses in emitted:
+            check_declared(batch, responses.states)
+        return
+    latest: list[StateOut] = [(state.tensors, state.shapes) for state in batch.states]
+    for responses in emitted:
+        found = split_states(batch, responses, former=latest)
+        if responses.members is None:
+            latest = found
+        else:
+            for row, state in zip(responses.members, found, strict=True):
+                latest[row] = state
+    made: list[StateOut | None] = list(latest)
+    for responses in emitted:
+        for row in responses.errors:
+            made[row] = None
+    for entry, out in zip(batch.entries, made, strict=True):
+        if entry is not None:
+            entry.state_out = out
 
 
 def _check_ragged(
@@ -151,8 +181,13 @@ def _check_ragged(
 
 
 def _pieces(batch: Batch, exc: InferError) -> list[Batch]:
-    entries: Sequence[Entry | None] = batch.entries
+    rows = [row for row, entry in enumerate(batch.entries) if entry is not None]
     if isinstance(exc, WrongOutput):
-        return [Batch(batch.signature, [entry]) for entry in entries]
-    middle = len(entries) // 2
-    return [Batch(batch.signature, entries[:middle]), Batch(batch.signature, entries[middle:])]
+        return [_piece(batch, [row]) for row in rows]
+    middle = len(rows) // 2
+    return [_piece(batch, rows[:middle]), _piece(batch, rows[middle:])]
+
+
+def _piece(batch: Batch, rows: Sequence[int]) -> Batch:
+    states = [batch.states[row] for row in rows] if batch.states else ()
+    return Batch(batch.signature, [batch.entries[row] for row in rows], states)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from headrace.schemas.errors import InferError
 from headrace.schemas.infer import Parameters, RequestedOutput, SequenceId
-from headrace.schemas.model_config import BatchInput, BatchInputKind
+from headrace.schemas.model_config import BatchInput, BatchInputKind, ControlInput, ControlKind
 from headrace.schemas.record import TP, Record
 from headrace.schemas.sequence import SequenceState
-from headrace.schemas.signature import Signature
-from headrace.schemas.tensor import Array, Buffer, Shape, to_numpy
+from headrace.schemas.signature import Signature, TensorSpec
+from headrace.schemas.tensor import Array, Buffer, Datatype, Shape, to_numpy
 
 
 class Entry:
@@ -209,8 +209,9 @@ class Batch:
         )
 
     def inputs(self) -> dict[str, Array]:
-        """Return every present input by name, ragged helper tensors included (SEMANTICS §1.4).
+        """Return every present input by name, with what the server makes itself.
 
+        That is ragged helper tensors (SEMANTICS §1.4), and controls and states of a sequence model (SB-06, SB-07).
         Joined once and kept: whoever asks again gets the same arrays, and must not write to them.
         """
         if self._inputs is not None:
@@ -223,8 +224,24 @@ class Batch:
         for helper in self.signature.batch_inputs:
             array = helper_input(helper, self)
             columns.update(dict.fromkeys(helper.target_names, array))
+        for control in self.signature.controls:
+            columns[control.name] = control_column(control, self)
+        for state in self.signature.states:
+            columns[state.input.name] = self._state_column(state.input)
         self._inputs = columns
         return columns
+
+    def _state_column(self, spec: TensorSpec) -> Array:
+        """Join one state over the rows: [rows, *shape], without the batch axis where the model does not batch.
+
+        All rows have the same state shapes: sequences that differ never share a batch.
+        """
+        index = spec.index
+        parts = [state.tensors[index] for state in self.states]
+        raw = parts[0] if len(parts) == 1 else b"".join(parts)
+        shape = self.states[0].shapes[index]
+        whole = (len(parts), *shape) if spec.batched else shape
+        return to_numpy(spec.name, spec.datatype, whole, raw)
 
     def wants(self, name: str) -> bool:
         """Whether any entry asks for this output."""
@@ -277,3 +294,36 @@ def helper_input(helper: BatchInput, batch: Batch) -> Array:
     rows = [shape for entry, shape in zip(present, shapes, strict=True) for _ in range(entry.rows)]
     items = np.array(rows, dtype=dtype)
     return items.ravel() if helper.kind is BatchInputKind.BATCH_ITEM_SHAPE_FLATTEN else items
+
+
+def control_column(control: ControlInput, batch: Batch) -> Array:
+    """Make a control tensor of a sequence model (SEMANTICS SB-05, SB-06).
+
+    A padding row is not READY, and neither START nor END; its CORRID is 0, or the empty string (SQ-11). A CORRID of
+    less than 64 bits is the truncated id, and a signed one its two's complement (SQ-14).
+
+    Returns:
+        Array [rows, 1], [1] where the model does not batch. The entries have one row each (SQ-02).
+    """
+    entries, kind = batch.entries, control.kind
+    if kind is ControlKind.CORRID:
+        column = _ids(control.datatype, entries)
+    else:
+        if kind is ControlKind.READY:
+            flags = [entry is not None for entry in entries]
+        elif kind is ControlKind.START:
+            flags = [entry is not None and entry.sequence_start for entry in entries]
+        else:
+            flags = [entry is not None and entry.sequence_end for entry in entries]
+        values = (control.false, control.true)
+        column = np.array([values[flag] for flag in flags], dtype=control.datatype.numpy)
+    return column.reshape(-1, 1) if batch.signature.max_batch_size > 0 else column
+
+
+def _ids(datatype: Datatype, entries: Sequence[Entry | None]) -> Array:
+    if datatype is Datatype.BYTES:
+        texts = np.empty(len(entries), dtype=object)
+        texts[:] = [b"" if entry is None else str(entry.sequence_id).encode() for entry in entries]
+        return texts
+    ids = np.array([0 if entry is None else entry.sequence_id for entry in entries], dtype="<u8")
+    return ids.astype(datatype.numpy)

@@ -6,11 +6,17 @@ The data is copied, so that no entry's part keeps a whole column alive.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import TypeAlias
 
-from headrace.schemas.batch import Batch
+from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import WrongOutput
 from headrace.schemas.signature import TensorSpec
 from headrace.schemas.tensor import Array, Datatype, Shape, raw_bytes
+
+StateOut: TypeAlias = tuple[tuple[bytes, ...], tuple[Shape, ...]]
+"""What a step makes of its sequence's states: raw bytes and shapes, in the order of the configuration."""
 
 
 def split_output(batch: Batch, spec: TensorSpec, array: Array) -> list[tuple[Shape, bytes]]:
@@ -134,24 +140,113 @@ def _scattered_size(sizes: Shape | None, place: int) -> int:
     return sizes[place] if place < len(sizes) else 1
 
 
-def _check_datatype(batch: Batch, spec: TensorSpec, array: Array) -> None:
+def split_states(
+    batch: Batch, responses: Responses, *, former: Sequence[StateOut]
+) -> list[StateOut]:
+    """Split the state columns of a response into what each covered row's sequence has then (SEMANTICS SB-07).
+
+    Args:
+        batch: Of a sequence model, as it was executed; each entry has one row (SQ-02).
+        responses: Of all of its entries, or of some: then the columns have their rows only.
+        former: Each row's states so far: a state that the model did not give stays (SB-10).
+
+    Returns:
+        One per covered row, padding included; the data is copied.
+
+    Raises:
+        WrongOutput: A state is not declared (SB-09), or its datatype, rows or shape do not fit.
+    """
+    covered = range(len(batch)) if responses.members is None else responses.members
+    found, states = responses.states, batch.signature.states
+    check_declared(batch, found)
+    if not found or not covered:
+        return [former[row] for row in covered]
+    if len(found) < len(states):
+        return _with_former(batch, found, [former[row] for row in covered])
+    columns = [_split_state(batch, s.output, found[s.output.name], len(covered)) for s in states]
+    shapes = tuple([shape for shape, _ in columns])
+    return list(zip(zip(*[data for _, data in columns], strict=True), repeat(shapes)))
+
+
+def check_declared(batch: Batch, found: Mapping[str, Array]) -> None:
+    """Check that the model gave no state that its configuration does not declare.
+
+    Raises:
+        WrongOutput: It did; in Triton's words (SB-09).
+    """
+    declared = [state.output.name for state in batch.signature.states]
+    for name in found:
+        if name in declared:
+            continue
+        model = batch.signature.model_name
+        raise WrongOutput(
+            f"state '{name}' is not a valid state name for model '{model}', expected one of {declared}"
+            if declared
+            else f"unable to add state '{name}': state configuration is missing for model '{model}'"
+        )
+
+
+def _with_former(
+    batch: Batch, found: Mapping[str, Array], former: Sequence[StateOut]
+) -> list[StateOut]:
+    """Split as `split_states` does where some states are missing; ``former`` is that of the covered rows."""
+    tensors: list[Sequence[bytes]] = []
+    shapes: list[Sequence[Shape]] = []
+    for index, state in enumerate(batch.signature.states):
+        array = found.get(state.output.name)
+        if array is None:
+            tensors.append([data[index] for data, _ in former])
+            shapes.append([known[index] for _, known in former])
+        else:
+            shape, data = _split_state(batch, state.output, array, len(former))
+            tensors.append(data)
+            shapes.append([shape] * len(former))
+    return list(zip(zip(*tensors, strict=True), zip(*shapes, strict=True), strict=True))
+
+
+def _split_state(
+    batch: Batch, spec: TensorSpec, array: Array, rows: int
+) -> tuple[Shape, Sequence[bytes]]:
+    """Return the shape that all rows of a state column have, and each row's bytes."""
+    _check_datatype(batch, spec, array, "state")
+    if not spec.batched:
+        _check_shape(batch, spec, array.shape, "state")
+        return array.shape, [raw_bytes(array, spec.datatype)]
+    if array.ndim == 0 or array.shape[0] != rows:
+        raise WrongOutput(
+            f"model '{batch.signature.model_name}' returned shape {list(array.shape)} for state "
+            f"'{spec.name}', expected {rows} rows"
+        )
+    _check_shape(batch, spec, array.shape[1:], "state")
+    # The configuration's own tuple is shared by all sequences where it says everything.
+    shape = spec.dims if spec.fixed else array.shape[1:]
+    if spec.datatype is Datatype.BYTES:
+        return shape, [raw_bytes(array[row : row + 1], Datatype.BYTES) for row in range(rows)]
+    raw = raw_bytes(array, spec.datatype)
+    step = len(raw) // rows
+    if not step:
+        return shape, [b""] * rows
+    return shape, [raw[at : at + step] for at in range(0, len(raw), step)]
+
+
+def _check_datatype(batch: Batch, spec: TensorSpec, array: Array, word: str = "output") -> None:
     expected = spec.datatype.numpy
     fits = (
         array.dtype.kind in "OSU" if spec.datatype is Datatype.BYTES else array.dtype == expected
     )
     if not fits:
         raise WrongOutput(
-            f"model '{batch.signature.model_name}' returned {array.dtype} for output '{spec.name}', "
+            f"model '{batch.signature.model_name}' returned {array.dtype} for {word} '{spec.name}', "
             f"expected {spec.datatype}"
         )
 
 
-def _check_shape(batch: Batch, spec: TensorSpec, shape: Shape) -> None:
+def _check_shape(batch: Batch, spec: TensorSpec, shape: Shape, word: str = "output") -> None:
     pattern = spec.dims if spec.reshape is None else spec.reshape
     if len(pattern) != len(shape) or any(
         dim >= 0 and dim != size for dim, size in zip(pattern, shape, strict=True)
     ):
         raise WrongOutput(
-            f"model '{batch.signature.model_name}' returned item shape {list(shape)} for output "
+            f"model '{batch.signature.model_name}' returned item shape {list(shape)} for {word} "
             f"'{spec.name}', expected {list(pattern)}"
         )
