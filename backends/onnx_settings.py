@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.schemas.config_parameters import BATCH_AXIS, CONSTANT
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import InstanceKind, ModelConfig
 
@@ -26,7 +27,8 @@ KNOWN = (
     "arena_extend_strategy",
     "do_copy_in_default_stream",
 )
-"""Keys of ``parameters`` that mean something here, besides ``session.*``, which go to the session as they are."""
+"""Keys of ``parameters`` that mean something here, besides ``session.*``, which go to the session as they are,
+and those of `headrace.schemas.config_parameters`."""
 
 SESSION_PREFIX = "session."
 MAX_THREADS = 1024
@@ -124,7 +126,7 @@ def default_threads(config: ModelConfig, cores: int) -> int:
 
 def _warn_unknown(config: ModelConfig) -> None:
     for key in config.parameters:
-        if key in KNOWN or key.startswith(SESSION_PREFIX):
+        if key in KNOWN or key.startswith((SESSION_PREFIX, BATCH_AXIS, CONSTANT)):
             continue
         near = difflib.get_close_matches(key, KNOWN, 1)
         logger.warning(

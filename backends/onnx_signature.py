@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from headrace.schemas.config_tensors import data_type_of
 from headrace.schemas.config_text import config_from_message
-from headrace.schemas.config_view import data_type_of
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import ModelConfig, TensorConfig
 from headrace.schemas.tensor import Datatype, Shape

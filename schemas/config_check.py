@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from headrace.schemas.config_check_sequence import check_sequences
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import (
     DynamicBatching,
@@ -33,7 +34,8 @@ def check_config(config: ModelConfig, *, file: str, is_complete: bool = True) ->
         is_complete: After auto-complete. Before, what it may still fill in (tensors, batch size) is left alone.
 
     Raises:
-        ConfigError: SEMANTICS MR-20 to MR-26, MR-30, MR-41, DB-01, DB-03, DB-05, §1.4.
+        ConfigError: SEMANTICS MR-20 to MR-26, MR-30, MR-41, DB-01, DB-03, DB-05, §1.4, and the sequence batcher's
+            (`headrace.schemas.config_check_sequence`).
     """
     check = _Check(config, file, is_complete=is_complete)
     check.batch_size()
@@ -45,6 +47,7 @@ def check_config(config: ModelConfig, *, file: str, is_complete: bool = True) ->
     check.warmup()
     if config.dynamic_batching is not None:
         check.dynamic_batching(config.dynamic_batching)
+    check_sequences(config, file=file, is_complete=is_complete)
     if is_complete:
         check.ragged()
 

@@ -31,8 +31,8 @@ ENSEMBLE = "ensemble"
 
 REFUSED = (
     Rule(
-        "sequence_batching",
-        "expected no sequence batcher: requests of a sequence would lose their state, and this release has none",
+        "sequence_batching.iterative_sequence",
+        "expected false: this release calls a model once per request, and no request is a sequence of its own (SB-12)",
     ),
     Rule(
         "ensemble_scheduling",
@@ -97,6 +97,11 @@ HINTS = (
         "there is no rate limiter; Triton's own default (--rate-limit=off) passes over it too",
     ),
     Rule("instance_group.rate_limiter.priority", "instances take turns as they become free"),
+    Rule(
+        "sequence_batching.state.use_same_buffer_for_input_output",
+        "a state has one value at a time here anyway",
+    ),
+    Rule("sequence_batching.state.use_growable_memory", "memory is the runtime's business"),
     Rule("input.is_non_linear_format_io", "tensors are always linear"),
     Rule("output.is_non_linear_format_io", "tensors are always linear"),
     Rule("model_metrics.metric_control", "histograms have the default buckets"),

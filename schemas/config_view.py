@@ -11,36 +11,30 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from headrace.schemas.config_parameters import read_batch_axes, read_constants
+from headrace.schemas.config_sequence import normalize_sequences, sequence_batching_of
+from headrace.schemas.config_tensors import (
+    batch_inputs_of,
+    batch_outputs_of,
+    datatype_of,
+    tensors_of,
+)
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import (
     Accelerator,
-    BatchInput,
-    BatchInputKind,
-    BatchOutput,
     DynamicBatching,
     InstanceGroup,
     InstanceKind,
     ModelConfig,
     QueuePolicy,
-    TensorConfig,
     TimeoutAction,
     VersionPolicy,
     VersionPolicyKind,
     WarmupInput,
     WarmupSample,
 )
-from headrace.schemas.tensor import Datatype
 from tritonclient.grpc import model_config_pb2 as pb
 from tritonclient.grpc.model_config_pb2 import ModelConfig as ModelConfigMessage
-
-SEQUENCE_IDLE_US = 1_000_000
-"""``max_sequence_idle_microseconds`` where the file has none (SEMANTICS SB-04)."""
-
-
-def data_type_of(datatype: Datatype) -> int:
-    """Return the configuration's enum number of a datatype, for who fills tensors into a message."""
-    name = "STRING" if datatype is Datatype.BYTES else datatype.value
-    return int(pb.DataType.Value(f"TYPE_{name}"))
 
 
 def config_from_message(
@@ -66,26 +60,30 @@ def config_from_message(
     if directory_name:
         _take_name(whole, directory_name, file)
     _normalize(whole)
+    parameters = {key: value.string_value for key, value in whole.parameters.items()}
     return ModelConfig(
         name=whole.name,
         platform=whole.platform,
         backend=whole.backend,
         max_batch_size=whole.max_batch_size,
-        inputs=tuple(_tensors(whole.input, "input", file)),
-        outputs=tuple(_tensors(whole.output, "output", file)),
-        batch_inputs=tuple(_batch_inputs(whole, file)),
-        batch_outputs=tuple(_batch_outputs(whole, file)),
+        inputs=tuple(tensors_of(whole.input, "input", file)),
+        outputs=tuple(tensors_of(whole.output, "output", file)),
+        batch_inputs=tuple(batch_inputs_of(whole, file)),
+        batch_outputs=tuple(batch_outputs_of(whole, file)),
         version_policy=_version_policy(whole.version_policy),
         dynamic_batching=_dynamic_batching(whole),
         instance_groups=tuple(map(_instance_group, whole.instance_group)),
         default_model_filename=whole.default_model_filename,
-        parameters={key: value.string_value for key, value in whole.parameters.items()},
+        parameters=parameters,
         gpu_accelerators=_accelerators(whole, "gpu_execution_accelerator"),
         cpu_accelerators=_accelerators(whole, "cpu_execution_accelerator"),
         metric_tags=dict(whole.metric_tags),
         warmup=tuple(_warmup(whole, file)),
         decoupled=whole.model_transaction_policy.decoupled,
         message=whole,
+        sequence_batching=sequence_batching_of(whole, file),
+        batch_axes=read_batch_axes(parameters, file),
+        constants=read_constants(parameters),
     )
 
 
@@ -148,28 +146,16 @@ def _normalize(whole: ModelConfigMessage) -> None:
         whole.version_policy.latest.num_versions = 1
     if whole.version_policy.HasField("latest") and whole.version_policy.latest.num_versions == 0:
         whole.version_policy.latest.num_versions = 1
-    if whole.max_batch_size > 0:
-        for batching in _batchings(whole):
-            if not batching.preferred_batch_size:
-                batching.preferred_batch_size.append(whole.max_batch_size)
+    if whole.HasField("dynamic_batching") and whole.max_batch_size > 0:
+        batching = whole.dynamic_batching
+        if not batching.preferred_batch_size:
+            batching.preferred_batch_size.append(whole.max_batch_size)
     if whole.HasField("sequence_batching"):
-        sequences = whole.sequence_batching
-        sequences.max_sequence_idle_microseconds = (
-            sequences.max_sequence_idle_microseconds or SEQUENCE_IDLE_US
-        )
+        normalize_sequences(whole)
     if not whole.HasField("ensemble_scheduling"):
         for buffer in ("input_pinned_memory", "output_pinned_memory"):
             if not whole.optimization.HasField(buffer):
                 getattr(whole.optimization, buffer).enable = True
-
-
-def _batchings(
-    whole: ModelConfigMessage,
-) -> Iterator[pb.ModelDynamicBatching | pb.ModelSequenceBatching.StrategyOldest]:
-    if whole.HasField("dynamic_batching"):
-        yield whole.dynamic_batching
-    if whole.HasField("sequence_batching") and whole.sequence_batching.HasField("oldest"):
-        yield whole.sequence_batching.oldest
 
 
 def _check_enums(whole: ModelConfigMessage, file: str) -> None:
@@ -197,62 +183,6 @@ def _values(message: Message, path: str = "") -> Iterator[tuple[str, FieldDescri
                 yield from _values(item, f"{at}.")
             else:
                 yield at, field, item
-
-
-def _datatype(number: int, field: str, file: str) -> Datatype:
-    name = pb.DataType.Name(number).removeprefix("TYPE_")
-    if name == "INVALID":
-        known = ", ".join(key for key in pb.DataType.keys() if key != "TYPE_INVALID")  # noqa: SIM118  # no mapping
-        raise ConfigError(f"expected one of {known}", file=file, field=field, value="TYPE_INVALID")
-    return Datatype.BYTES if name == "STRING" else Datatype(name)
-
-
-def _tensors(
-    messages: Sequence[pb.ModelInput | pb.ModelOutput], side: str, file: str
-) -> Iterator[TensorConfig]:
-    for index, tensor in enumerate(messages):
-        yield TensorConfig(
-            name=tensor.name,
-            datatype=_datatype(tensor.data_type, f"{side}[{index}].data_type", file),
-            dims=tuple(tensor.dims),
-            reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
-            optional=side == "input" and tensor.optional,
-            allow_ragged_batch=side == "input" and tensor.allow_ragged_batch,
-            is_shape_tensor=tensor.is_shape_tensor,
-            label_filename="" if side == "input" else tensor.label_filename,
-        )
-
-
-def _one_source(sources: Sequence[str], field: str, file: str) -> str:
-    if len(sources) != 1:
-        raise ConfigError(
-            "expected exactly one source input", file=file, field=field, value=list(sources)
-        )
-    return sources[0]
-
-
-def _batch_inputs(whole: ModelConfigMessage, file: str) -> Iterator[BatchInput]:
-    for index, helper in enumerate(whole.batch_input):
-        at = f"batch_input[{index}]"
-        if helper.data_type not in (pb.TYPE_INT32, pb.TYPE_FP32):
-            raise ConfigError(
-                "expected TYPE_INT32 or TYPE_FP32",
-                file=file,
-                field=f"{at}.data_type",
-                value=pb.DataType.Name(helper.data_type),
-            )
-        yield BatchInput(
-            kind=BatchInputKind(pb.BatchInput.Kind.Name(helper.kind)),
-            target_names=tuple(helper.target_name),
-            datatype=_datatype(helper.data_type, f"{at}.data_type", file),
-            source_input=_one_source(helper.source_input, f"{at}.source_input", file),
-        )
-
-
-def _batch_outputs(whole: ModelConfigMessage, file: str) -> Iterator[BatchOutput]:
-    for index, scatter in enumerate(whole.batch_output):
-        source = _one_source(scatter.source_input, f"batch_output[{index}].source_input", file)
-        yield BatchOutput(target_names=tuple(scatter.target_name), source_input=source)
 
 
 def _version_policy(policy: pb.ModelVersionPolicy) -> VersionPolicy:
@@ -321,7 +251,7 @@ def _warmup(whole: ModelConfigMessage, file: str) -> Iterator[WarmupSample]:
                     "expected one of zero_data, random_data, input_data_file", file=file, field=at
                 )
             inputs[name] = WarmupInput(
-                datatype=_datatype(given.data_type, f"{at}.data_type", file),
+                datatype=datatype_of(given.data_type, f"{at}.data_type", file),
                 dims=tuple(given.dims),
                 zero_data=source == "zero_data",
                 random_data=source == "random_data",

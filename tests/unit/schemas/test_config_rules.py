@@ -25,6 +25,9 @@ SERVED = {
     "optimization.graph", "optimization.execution_accelerators",
     "default_model_filename", "metric_tags", "parameters", "model_warmup",
     "model_transaction_policy.decoupled",
+    "sequence_batching.max_sequence_idle_microseconds", "sequence_batching.direct", "sequence_batching.oldest",
+    "sequence_batching.control_input", "sequence_batching.state.input_name", "sequence_batching.state.output_name",
+    "sequence_batching.state.data_type", "sequence_batching.state.dims", "sequence_batching.state.initial_state",
 }  # fmt: skip
 """Fields that Headrace reads and acts on."""
 
@@ -55,8 +58,8 @@ def test_every_field_of_the_schema_is_served_refused_or_a_hint():
 
 
 REFUSALS = [
-        ("sequence_batching { direct {} }", "sequence_batching", "{direct { }}", "no sequence batcher"),
-        ("sequence_batching {}", "sequence_batching", "{}", "no sequence batcher"),
+        ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence", "true",
+         "expected false: this release calls a model once per request"),
         ("ensemble_scheduling {}", "ensemble_scheduling", "{}", "does not chain models"),
         ('platform: "ensemble"', "platform", "ensemble", "does not chain models"),
         ('model_repository_agents { agents { name: "checksum" } }', "model_repository_agents.agents[0]",
@@ -101,6 +104,7 @@ def test_hints_warn_once_each_and_refuse_nothing():
         instance_group { host_policy: "p"
             rate_limiter { priority: 2 resources { name: "R" count: 1 } } }
         response_cache { enable: true }
+        sequence_batching { state { use_same_buffer_for_input_output: true use_growable_memory: true } }
         input { is_non_linear_format_io: true } output { is_non_linear_format_io: true }
         model_metrics { metric_control { metric_identifier { family: "f" } } }"""
     warnings = check_supported(parse_config(text, FILE), file=FILE)

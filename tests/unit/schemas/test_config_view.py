@@ -1,8 +1,9 @@
 """The typed view of a configuration and the defaults that are written into the message."""
 
 import pytest
+from headrace.schemas.config_tensors import data_type_of
 from headrace.schemas.config_text import config_to_json, parse_config
-from headrace.schemas.config_view import config_from_message, data_type_of, resolve
+from headrace.schemas.config_view import config_from_message, resolve
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import (
     Accelerator,

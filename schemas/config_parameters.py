@@ -1,0 +1,64 @@
+"""The parameters of our own by which a configuration says what Triton's schema has no field for.
+
+``batch_axis.<tensor>``: place of the batch axis in the model's own tensor where it is not the first, a non-negative
+integer. Silero VAD's ``state`` is ``[2, N, 128]``: its dims are ``[2, 128]``, and ``batch_axis.state`` is ``1``. The
+tensor may be an input, an output, a control, or the input or output of a state. Records are not changed by it: there
+the batch axis is always the first. Only with ``max_batch_size`` above 0, and at most the number of the tensor's dims
+(of its ``reshape``, where it has one).
+
+``constant.<tensor>``: value of a model input that has no batch axis and is the same in every execution, such as
+Silero VAD's scalar ``sr``: ``constant.sr`` is ``16000``. The server feeds it; it is not listed as ``input`` and no
+client sends it. Values: a number, ``true`` or ``false``, or several of them with commas between, row-major; datatype
+and shape are those of the model file, which the value must fit. Booleans are only for BOOL.
+
+Both are checked at load: a name that no tensor of the model has, or a value that does not fit, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.schemas.errors import ConfigError
+
+BATCH_AXIS = "batch_axis."
+"""Prefix of the parameters that place a batch axis."""
+
+CONSTANT = "constant."
+"""Prefix of the parameters that give a model input its value."""
+
+
+def parameter_field(prefix: str, tensor: str) -> str:
+    """Return what error sentences call one of these parameters."""
+    return f"parameters[{prefix}{tensor}]"
+
+
+def read_batch_axes(parameters: Mapping[str, str], file: str) -> dict[str, int]:
+    """Return tensor name → place of its batch axis.
+
+    Raises:
+        ConfigError: A value is no non-negative integer.
+    """
+    axes: dict[str, int] = {}
+    for tensor, text in _named(parameters, BATCH_AXIS).items():
+        if not (text.isascii() and text.isdigit()):
+            raise ConfigError(
+                "expected a non-negative integer, the place of the batch axis in the model's tensor",
+                file=file,
+                field=parameter_field(BATCH_AXIS, tensor),
+                value=repr(text),
+            )
+        axes[tensor] = int(text)
+    return axes
+
+
+def read_constants(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return model input → its value as text; the backend reads it, which knows the datatype."""
+    return _named(parameters, CONSTANT)
+
+
+def _named(parameters: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {
+        key.removeprefix(prefix): parameters[key]
+        for key in sorted(parameters)
+        if key.startswith(prefix)
+    }
