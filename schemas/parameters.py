@@ -118,7 +118,7 @@ def _sequence_id(found: dict[str, object]) -> SequenceId:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_UINT64:
         return value
-    raise _wrong("sequence_id", value, "an unsigned integer or a string")
+    raise _wrong("sequence_id", value, f"an unsigned integer up to {MAX_UINT64}, or a string")
 
 
 def _flag(found: dict[str, object], name: str) -> bool:

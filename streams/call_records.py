@@ -23,7 +23,9 @@ from headrace.streams.topology import partition_for_key
 def request_record(
     route: Route, version: str, request: InferRequest, options: RequestOptions, *, spread: int
 ) -> Out:
-    """Write a call's request record.
+    """Write a call's request record; the key is the sequence id's text, so that all of a sequence is in one partition.
+
+    7 and ``"7"`` share a partition and stay two sequences, by the header ``sequence-id-type`` (SEMANTICS KX-12).
 
     Args:
         route: Where the model's requests go.
@@ -70,7 +72,8 @@ def check_request(route: Route, request: InferRequest, max_record_bytes: int) ->
         )
     checked_id(request.id)
     check_size(model, sum([len(tensor.data) for tensor in request.inputs]), max_record_bytes)
-    route.signature.admit(request.inputs, request.outputs)
+    admitted = route.signature.admit(request.inputs, request.outputs)
+    route.signature.check_sequence(request.sequence_id, admitted.rows)
 
 
 def time_left(model: str, deadline_ms: int, now_ms: int) -> int:

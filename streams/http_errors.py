@@ -28,8 +28,13 @@ STATUS_BY_CODE = {
 STATUS_BY_REASON = {
     Reason.DEADLINE_PASSED: 504,  # the caller's own deadline, not a queue policy's (QT-04)
     Reason.TOO_LARGE: 413,  # above what a record may hold (FAULTS B57)
+    # Triton's number for a step that no sequence can take (SQ-03), which its clients know from restarts. A lost one is
+    # no different for its client: the same bytes never succeed, a new START does.
+    Reason.SEQUENCE_UNKNOWN: 400,
+    Reason.SEQUENCE_EXPIRED: 400,
+    Reason.SEQUENCE_LOST: 400,
 }
-"""Reasons whose number is not their code's."""
+"""Reasons whose number is not their code's, or must not depend on it."""
 
 
 def status_of(error: InferError) -> int:

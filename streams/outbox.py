@@ -3,6 +3,9 @@
 Every call hands over one record. What gathers while the event loop turns once, or while as many publishes as
 allowed are under way, goes out as one `Publisher.publish`: no waiting when little is to do, and one future for many
 records when much is (FAULTS B93).
+
+Records of one key keep their order (DELIVERY P-18): publishes side by side may overtake each other, so a record whose
+key is in one that is under way waits for its end.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from headrace.schemas.record import Out
 from headrace.streams.log import Publisher
 
 OnError: TypeAlias = Callable[[LogError], None]
+Item: TypeAlias = tuple[Out, OnError]
+Key: TypeAlias = tuple[str, bytes]
+"""Topic and key of a record."""
 
 MAX_PUBLISHES = 4
 """Publishes that may be under way at once; more records gather meanwhile."""
@@ -36,7 +42,8 @@ class Outbox:
         self._publisher = publisher
         self._group = group
         self.turn = first_turn
-        self._waiting: list[tuple[Out, OnError]] = []
+        self._waiting: list[Item] = []
+        self._busy: set[Key | None] = set()  # of what is under way
         self._running = 0
         self._scheduled = False
         self._is_closed = False
@@ -65,14 +72,24 @@ class Outbox:
 
     def _start(self) -> None:
         self._scheduled = False
-        batch, self._waiting = self._waiting, []
+        batch = self._ready()
         if not batch:
             return
         self.turn += 1
         self._running += 1
         self._group.create_task(self._publish(batch))
 
-    async def _publish(self, batch: list[tuple[Out, OnError]]) -> None:
+    def _ready(self) -> list[Item]:
+        """Remove and return what may go out now."""
+        busy, waiting = self._busy, self._waiting
+        batch, self._waiting = waiting, []
+        if busy:
+            batch = [item for item in waiting if _key(item) not in busy]
+            self._waiting = [item for item in waiting if _key(item) in busy]
+        busy.update(key for item in batch if (key := _key(item)) is not None)
+        return batch
+
+    async def _publish(self, batch: list[Item]) -> None:
         try:
             await self._publisher.publish([out for out, _ in batch])
         except LogError as error:
@@ -80,4 +97,14 @@ class Outbox:
                 on_error(error)
         finally:
             self._running -= 1
+            self._busy.difference_update(map(_key, batch))
+        if self._is_closed:
+            self._start()  # at once: the group takes no more tasks when its last one has ended
+        else:
             self._schedule()
+
+
+def _key(item: Item) -> Key | None:
+    """Return what must keep its order with others of its kind; None for a record without a key."""
+    out = item[0]
+    return None if out.key is None else (out.topic, out.key)

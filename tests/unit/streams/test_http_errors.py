@@ -25,6 +25,10 @@ from headrace.streams.http_errors import error_response, status_of
         (errors.BackendError("x"), 500),
         (errors.OutOfMemory("x"), 500),
         (errors.TooLarge("x"), 413),
+        (errors.InvalidRequest("x", reason=Reason.SEQUENCE_UNKNOWN), 400),
+        (errors.InvalidRequest("x", reason=Reason.SEQUENCE_EXPIRED), 400),
+        (errors.InvalidRequest("x", reason=Reason.SEQUENCE_LOST), 400),
+        (errors.InferError("x", code=Code.INTERNAL, reason=Reason.SEQUENCE_LOST), 400),
     ],
 )
 def test_R4_PB31_each_kind_has_its_number(error, status):

@@ -92,3 +92,90 @@ async def test_a_closed_outbox_refuses_and_says_so(log):
         outbox.send(out(1), errors.append)
     assert len(errors) == 1
     assert log.records("t", 0) == []
+
+
+class Turning:
+    """Publishes that end only when the test lets them, in any order; what was produced, in the order of the ends."""
+
+    def __init__(self):
+        """Start with none under way."""
+        self.waiting = []
+        self.produced = []
+
+    async def publish(self, outs):
+        """Wait to be let go on."""
+        gate = asyncio.get_running_loop().create_future()
+        self.waiting.append((gate, outs))
+        await gate
+        self.produced += [(out.key, out.value) for out in outs]
+
+    async def let(self, index, error=None):
+        """Let one of the waiting publishes end, and others begin."""
+        gate, _ = self.waiting.pop(index)
+        gate.set_exception(error) if error else gate.set_result(None)
+        await turns()
+
+
+async def turns():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def step(key, number, topic="t"):
+    return Out(topic, 0, key, str(number).encode())
+
+
+async def test_P18_a_sequences_records_keep_their_order_though_publishes_overtake_each_other():
+    """Each in a publish of its own; whichever is slow, the second step is not there before the first."""
+    publisher, errors = Turning(), []
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(publisher, group)
+        for number, key in enumerate([b"a", b"b", b"a", None, b"b", b"a"]):
+            outbox.send(step(key, number), errors.append)
+            await turns()
+        assert [[o.key for o in outs] for _, outs in publisher.waiting] == [[b"a"], [b"b"], [None]]
+        while publisher.waiting:
+            await publisher.let(-1)
+        outbox.close()
+    assert [value for key, value in publisher.produced if key == b"a"] == [b"0", b"2", b"5"]
+    assert [value for key, value in publisher.produced if key == b"b"] == [b"1", b"4"]
+    assert len(publisher.produced) == 6
+    assert errors == []
+
+
+async def test_P18_the_same_key_on_another_topic_waits_for_nobody():
+    publisher = Turning()
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(publisher, group)
+        for topic in ("t", "u"):
+            outbox.send(step(b"a", 0, topic), lambda _: None)
+            await turns()
+        assert len(publisher.waiting) == 2
+        while publisher.waiting:
+            await publisher.let(0)
+
+
+async def test_P18_a_failed_step_lets_the_next_one_go():
+    publisher, errors = Turning(), []
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(publisher, group)
+        for number in range(2):
+            outbox.send(step(b"a", number), errors.append)
+            await turns()
+        await publisher.let(0, LogError("no leader", retriable=True))
+        await publisher.let(0)
+    assert [error.detail for error in errors] == ["no leader"]
+    assert publisher.produced == [(b"a", b"1")]
+
+
+async def test_P18_a_closed_outbox_still_sends_what_waited_for_its_turn():
+    publisher = Turning()
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(publisher, group)
+        for number in range(3):
+            outbox.send(step(b"a", number), lambda _: None)
+            await turns()
+        outbox.close()
+        await publisher.let(0)
+        await publisher.let(0)
+    assert publisher.produced == [(b"a", b"0"), (b"a", b"1"), (b"a", b"2")]
