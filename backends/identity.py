@@ -1,7 +1,8 @@
 """The ``identity`` backend: a test double that ships, so that faults can be rehearsed on a real service.
 
-It echoes inputs to outputs and misbehaves on request. The script is the model's ``parameters``; conditions look
-at a request's own content, so that a test picks the culprit by what it sends. No model file is needed.
+It echoes inputs to outputs, or adds them up over the steps of a sequence, and misbehaves on request. The script is the
+model's ``parameters``; conditions look at a request's own content, so that a test picks the culprit by what it sends.
+No model file is needed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from pathlib import Path
 import numpy as np
 from headrace.backends.backend import Device
 from headrace.backends.identity_script import MAX_COUNT, Condition, Script, read_script
+from headrace.backends.identity_sums import Sums, check_sums, model_dims
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import BackendError, ConfigError, InferError, OutOfMemory
 from headrace.schemas.model_config import ModelConfig, TensorConfig
 from headrace.schemas.signature import TensorSpec
-from headrace.schemas.tensor import Array, Datatype, Shape, split_bytes
+from headrace.schemas.tensor import Array, Datatype, split_bytes
 
 EXIT_STATUS = 70
 """Exit status of a process that ``exit_if`` ends; EX_SOFTWARE, so that a test tells it from a signal."""
@@ -74,6 +76,8 @@ class IdentityBackend:
         """
         check_pairs(config, str(path))
         script = read_script(config)
+        if script.accumulate:
+            check_sums(config, str(path))
         if script.load_delay_ms:
             threading.Event().wait(script.load_delay_ms / 1_000)
         if script.fail_load:
@@ -83,6 +87,8 @@ class IdentityBackend:
 
 def check_pairs(config: ModelConfig, file: str) -> None:
     """Check that outputs are echoes: one per input and in its order, then one per ``batch_input`` target or none.
+
+    The states of an accumulator may be listed too (SEMANTICS SB-09), behind them.
 
     Raises:
         ConfigError: Names the pair and what differs.
@@ -96,17 +102,18 @@ def check_pairs(config: ModelConfig, file: str) -> None:
         )
     helpers = [name for helper in config.batch_inputs for name in helper.target_names]
     counts = {len(config.inputs), len(config.inputs) + len(helpers)}
-    if len(config.outputs) not in counts:
+    outputs = _echoes(config)
+    if len(outputs) not in counts:
         raise ConfigError(
-            f"has {len(config.outputs)} entries, expected {' or '.join(map(str, sorted(counts)))}, one for "
+            f"has {len(outputs)} entries, expected {' or '.join(map(str, sorted(counts)))}, one for "
             "each input",
             file=file,
             field="output",
         )
-    for source, target in zip(config.inputs, config.outputs, strict=False):
+    for source, target in zip(config.inputs, outputs, strict=False):
         for word, one, other in (
             ("data_type", str(source.datatype), str(target.datatype)),
-            ("dims", str(list(_model_dims(source))), str(list(_model_dims(target)))),
+            ("dims", str(list(model_dims(source))), str(list(model_dims(target)))),
         ):
             if one != other:
                 raise ConfigError(
@@ -117,26 +124,38 @@ def check_pairs(config: ModelConfig, file: str) -> None:
                 )
 
 
-def _model_dims(tensor: TensorConfig) -> Shape:
-    return tensor.dims if tensor.reshape is None else tensor.reshape
+def _echoes(config: ModelConfig) -> list[TensorConfig]:
+    """Return the outputs that echo inputs: all but an accumulator's states."""
+    sequences = config.sequence_batching
+    states: set[str] = set()
+    if sequences is not None and config.parameters.get("accumulate") == "true":
+        states = {state.output_name for state in sequences.states}
+    return [output for output in config.outputs if output.name not in states]
 
 
 class IdentityModel:
     """One loaded version, with the memory of what was executed.
 
     Attributes:
-        repeatable: As the parameter says.
+        repeatable: As the parameter says; never with sums in the instance's own memory.
+        sequences: Sequence batcher of an accumulator; None for one that echoes.
+        batched: Tensors have a batch axis.
         executions: Rows of each execution that began, over all instances, in order; the last `REMEMBERED`.
     """
 
     def __init__(self, config: ModelConfig, script: Script) -> None:
         """Pair the tensors."""
-        self.repeatable = script.repeatable
+        sequences = config.sequence_batching
+        self.sequences = sequences if script.accumulate else None
+        self.batched = config.max_batch_size > 0
+        self.repeatable = script.repeatable and (
+            self.sequences is None or bool(self.sequences.states)
+        )
         self.executions: deque[int] = deque(maxlen=REMEMBERED)
         self.script = script
         sources = [tensor.name for tensor in config.inputs]
         sources += [name for helper in config.batch_inputs for name in helper.target_names]
-        self.pairs = tuple(zip(sources, [t.name for t in config.outputs], strict=False))
+        self.pairs = tuple(zip(sources, [t.name for t in _echoes(config)], strict=False))
         self._failures_left = script.fail_times
         self._lock = threading.Lock()
 
@@ -174,10 +193,15 @@ class IdentityInstance:
         self.name = name
         self._model = model
         self._is_open = True
+        self._sums = (
+            None
+            if model.sequences is None
+            else Sums(model.sequences, model.pairs, batched=model.batched)
+        )
         self._pause = threading.Event()  # never set: a wait that frees the interpreter's lock
 
     def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:
-        """Play the script on one batch: exit, block, delay, fail, or echo; in this order.
+        """Play the script on one batch: exit, block, delay, fail, or answer; in this order.
 
         Raises:
             OutOfMemory: The batch is above ``out_of_memory_above_rows``.
@@ -233,6 +257,17 @@ class IdentityInstance:
                 index: BackendError(f"scripted error: {script.error_if} in the request")
                 for index in _hits(batch, script.error_if)
             }
+        if self._sums is not None:
+            outputs, states = self._sums.step(batch, errors)
+            wanted = {name: array for name, array in outputs.items() if batch.wants(name)}
+            emit(
+                Responses(
+                    {name: _distort(array, script) for name, array in wanted.items()},
+                    errors=errors,
+                    states=states,
+                )
+            )
+            return
         counts = _response_counts(batch, script)
         if counts is None:
             emit(Responses(self._echo(batch, script), errors=errors))

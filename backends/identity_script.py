@@ -40,6 +40,7 @@ class Script:
     """What an identity model does besides echoing. Field = parameter, unless said otherwise.
 
     Attributes:
+        accumulate: A sequence model answers with the sum over its steps instead (`headrace.backends.identity_sums`).
         execute_delay_ms: Every execution takes at least this long.
         fail_times: So many first executions of the model fail as a whole.
         fail_if: Condition: a batch that holds such a request fails as a whole.
@@ -60,6 +61,7 @@ class Script:
         fail_load: Loading fails with this sentence.
     """
 
+    accumulate: bool = False
     execute_delay_ms: int = 0
     fail_times: int = 0
     fail_if: Condition | None = None
@@ -81,6 +83,7 @@ class Script:
 
 
 PARAMETERS = (
+    "accumulate",
     "execute_delay_ms",
     "fail_times",
     "fail_if",
@@ -119,6 +122,7 @@ def read_script(config: ModelConfig) -> Script:
     delta, scalar = _output_rows(given)
     responses, responses_input = _responses(config)
     return Script(
+        accumulate=_flag(given, "accumulate", "false"),
         execute_delay_ms=_count(given, "execute_delay_ms", MAX_DELAY_MS) or 0,
         fail_times=_count(given, "fail_times", MAX_COUNT) or 0,
         fail_if=_condition(config, "fail_if"),
@@ -134,7 +138,7 @@ def read_script(config: ModelConfig) -> Script:
         block_if=_condition(config, "block_if"),
         block_limit_ms=_count(given, "block_limit_ms", MAX_DELAY_MS) or BLOCK_LIMIT_MS,
         healthy_executions=_count(given, "healthy_executions", MAX_COUNT),
-        repeatable=_repeatable(given),
+        repeatable=_flag(given, "repeatable", "true"),
         load_delay_ms=_count(given, "load_delay_ms", MAX_DELAY_MS) or 0,
         fail_load=given.get("fail_load", ""),
     )
@@ -188,10 +192,10 @@ def _responses(config: ModelConfig) -> tuple[int | None, str]:
     return int(text), ""
 
 
-def _repeatable(given: Mapping[str, str]) -> bool:
-    text = given.get("repeatable", "true")
+def _flag(given: Mapping[str, str], key: str, default: str) -> bool:
+    text = given.get(key, default)
     if text not in ("true", "false"):
-        raise _bad("repeatable", text, "true or false")
+        raise _bad(key, text, "true or false")
     return text == "true"
 
 

@@ -153,16 +153,14 @@ def _keep_states(batch: Batch, emitted: Sequence[Responses]) -> None:
         for responses in emitted:
             check_declared(batch, responses.states)
         return
-    latest: list[StateOut] = [(state.tensors, state.shapes) for state in batch.states]
+    made: list[StateOut | None] = [None] * len(batch)
     for responses in emitted:
-        found = split_states(batch, responses, former=latest)
+        found = split_states(batch, responses)
         if responses.members is None:
-            latest = found
+            made = list(found)
         else:
             for row, state in zip(responses.members, found, strict=True):
-                latest[row] = state
-    made: list[StateOut | None] = list(latest)
-    for responses in emitted:
+                made[row] = state
         for row in responses.errors:
             made[row] = None
     for entry, out in zip(batch.entries, made, strict=True):

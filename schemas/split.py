@@ -12,11 +12,15 @@ from typing import TypeAlias
 
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import WrongOutput
+from headrace.schemas.sequence import SequenceState
 from headrace.schemas.signature import TensorSpec
 from headrace.schemas.tensor import Array, Datatype, Shape, raw_bytes
 
 StateOut: TypeAlias = tuple[tuple[bytes, ...], tuple[Shape, ...]]
 """What a step makes of its sequence's states: raw bytes and shapes, in the order of the configuration."""
+
+NO_STATE: StateOut = ((), ())
+"""Of a model that declares no state."""
 
 
 def split_output(batch: Batch, spec: TensorSpec, array: Array) -> list[tuple[Shape, bytes]]:
@@ -140,18 +144,16 @@ def _scattered_size(sizes: Shape | None, place: int) -> int:
     return sizes[place] if place < len(sizes) else 1
 
 
-def split_states(
-    batch: Batch, responses: Responses, *, former: Sequence[StateOut]
-) -> list[StateOut]:
+def split_states(batch: Batch, responses: Responses) -> list[StateOut]:
     """Split the state columns of a response into what each covered row's sequence has then (SEMANTICS SB-07).
 
     Args:
         batch: Of a sequence model, as it was executed; each entry has one row (SQ-02).
         responses: Of all of its entries, or of some: then the columns have their rows only.
-        former: Each row's states so far: a state that the model did not give stays (SB-10).
 
     Returns:
-        One per covered row, padding included; the data is copied.
+        One per covered row, padding included; the data is copied. A state that the model did not give stays as it
+        was before the step (SB-10).
 
     Raises:
         WrongOutput: A state is not declared (SB-09), or its datatype, rows or shape do not fit.
@@ -159,10 +161,12 @@ def split_states(
     covered = range(len(batch)) if responses.members is None else responses.members
     found, states = responses.states, batch.signature.states
     check_declared(batch, found)
-    if not found or not covered:
-        return [former[row] for row in covered]
+    if not covered:
+        return []
     if len(found) < len(states):
-        return _with_former(batch, found, [former[row] for row in covered])
+        return _with_former(batch, found, [batch.states[row] for row in covered])
+    if not states:
+        return [NO_STATE] * len(covered)
     columns = [_split_state(batch, s.output, found[s.output.name], len(covered)) for s in states]
     shapes = tuple([shape for shape, _ in columns])
     return list(zip(zip(*[data for _, data in columns], strict=True), repeat(shapes)))
@@ -187,7 +191,7 @@ def check_declared(batch: Batch, found: Mapping[str, Array]) -> None:
 
 
 def _with_former(
-    batch: Batch, found: Mapping[str, Array], former: Sequence[StateOut]
+    batch: Batch, found: Mapping[str, Array], former: Sequence[SequenceState]
 ) -> list[StateOut]:
     """Split as `split_states` does where some states are missing; ``former`` is that of the covered rows."""
     tensors: list[Sequence[bytes]] = []
@@ -195,8 +199,8 @@ def _with_former(
     for index, state in enumerate(batch.signature.states):
         array = found.get(state.output.name)
         if array is None:
-            tensors.append([data[index] for data, _ in former])
-            shapes.append([known[index] for _, known in former])
+            tensors.append([before.tensors[index] for before in former])
+            shapes.append([before.shapes[index] for before in former])
         else:
             shape, data = _split_state(batch, state.output, array, len(former))
             tensors.append(data)
