@@ -42,6 +42,7 @@ class LiveSequence:
         home: Version whose batcher holds its queue: still the old one's while a START for another version waits.
         state: As of the last finished request, None before the first.
         is_open: Whether a record without START may follow the last admitted one.
+        closed_as: If not, why: what such a record is told does not depend on what has run by then.
         timestamp_ms: Record timestamp of the last admitted step.
         head: First queued entry, None if nothing waits.
         tail: Last queued entry.
@@ -52,6 +53,7 @@ class LiveSequence:
     """
 
     __slots__ = (
+        "closed_as",
         "epoch",
         "head",
         "home",
@@ -87,6 +89,7 @@ class LiveSequence:
         self.home = version
         self.state = state
         self.is_open = state is not None and state.flag is Flag.LIVE
+        self.closed_as = Flag.ENDED if state is None else state.flag
         self.timestamp_ms = 0 if state is None else state.timestamp_ms
         self.head: Entry | None = None
         self.tail: Entry | None = None
@@ -185,6 +188,7 @@ class LiveSequence:
         for entry in self:
             if entry.error is None:
                 entry.error = make(entry)
+                self.closed_as = _MARKS.get(entry.error.reason, Flag.ENDED)
 
     def refuse(self, entry: Entry) -> None:
         """Take note that a request was answered with its ``error`` in its turn, without running.
@@ -209,6 +213,7 @@ class LiveSequence:
         """End an idle sequence that was silent for too long; returns its marker, None if there is none to make."""
         assert self.is_idle, "what is queued decides for itself"
         self.is_open = False
+        self.closed_as = Flag.EXPIRED
         if self.state is None or self.state.flag is not Flag.LIVE:
             return None
         self.state = self.state.marked(Flag.EXPIRED, self.state.offset)
