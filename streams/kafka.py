@@ -23,7 +23,7 @@ from headrace.streams.kafka_producer import KafkaProducer, KafkaPublisher
 from headrace.streams.kafka_properties import translate
 from headrace.streams.kafka_reader import KafkaReader
 from headrace.streams.kafka_source import KafkaSource
-from headrace.streams.log import Feature, Mode, Rebalance, Source, Span, TopicSpec
+from headrace.streams.log import Cover, Feature, Mode, Rebalance, Source, Span, TopicSpec
 
 logger = logging.getLogger("headrace.streams")
 
@@ -130,7 +130,7 @@ class KafkaLog:
             ends_by_batch=self.features is EMBEDDED,
         )
 
-    def delivery(self, source: Source, mode: Mode) -> KafkaDelivery:
+    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> KafkaDelivery:
         """Make the delivery of one of this log's sources.
 
         Raises:
@@ -143,7 +143,9 @@ class KafkaLog:
                 value=mode.value,
             )
         assert isinstance(source, KafkaSource), "a delivery belongs to a source of the same log"
-        return KafkaDelivery(self._producer, source, commit_interval_s=self._commit_interval_s)
+        return KafkaDelivery(
+            self._producer, source, cover, commit_interval_s=self._commit_interval_s
+        )
 
     def publisher(self) -> KafkaPublisher:
         """Make a publisher."""

@@ -1,21 +1,22 @@
 """At-least-once delivery on Kafka: answers acknowledged, then positions committed, at most every so often.
 
-A settle returns when everything is acknowledged. Its commit follows within the interval, by a task of the
-delivery's own, because a commit per settle is a round trip per settle; what is still to be committed when
-partitions are revoked is committed then. A crash in between costs answers a second time, never an answer.
+A settle returns when everything is acknowledged. Its commit follows within the interval, by
+`headrace.streams.committer`; what is still to be committed when partitions are revoked is committed then. A crash
+in between costs answers a second time, never an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
+from headrace.streams.committer import Committer
 from headrace.streams.kafka_producer import KafkaProducer
 from headrace.streams.kafka_source import KafkaSource
-from headrace.streams.log import Outcome, Position
+from headrace.streams.log import Cover, Outcome, Position
 
 
 class KafkaDelivery:
@@ -26,29 +27,27 @@ class KafkaDelivery:
     """
 
     def __init__(
-        self, producer: KafkaProducer, source: KafkaSource, *, commit_interval_s: float
+        self,
+        producer: KafkaProducer,
+        source: KafkaSource,
+        cover: Cover | None,
+        *,
+        commit_interval_s: float,
     ) -> None:
         """Keep the parts and have the source flush at revocations."""
         self._producer = producer
-        self._source = source
-        self._interval_s = commit_interval_s
         self._outs: dict[TP, list[Out]] = {}
         self._late: dict[TP, list[Out]] = {}
         self._turns: dict[TP, asyncio.Lock] = {}
         self._last: dict[TP, asyncio.Future[bool]] = {}
-        self._pending: dict[TP, Position] = {}
-        self._fenced: dict[TP, int] = {}
-        self._error: LogError | None = None
-        self._committing = asyncio.Lock()
-        self._committer: asyncio.Task[None] | None = None
-        self._due = asyncio.Event()
+        self._committer = Committer(source, producer.publish, cover, interval_s=commit_interval_s)
         source.adopt(self)
 
     def __repr__(self) -> str:
         """Show the counts."""
         buffered = sum(map(len, self._outs.values())) + sum(map(len, self._late.values()))
         return (
-            f"KafkaDelivery({buffered} records buffered, {len(self._pending)} positions pending)"
+            f"KafkaDelivery({buffered} records buffered, {len(self._committer)} positions pending)"
         )
 
     def put(self, owner: TP, outs: Sequence[Out], *, after_ack: bool = False) -> None:
@@ -62,41 +61,28 @@ class KafkaDelivery:
 
     async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
         """Publish what is buffered for these owners and take over their positions for the next commit."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        committer = self._committer
+        committer.raise_failure()
         await self._producer.start()
-        outcomes = {tp: self._outcome(tp, at) for tp, at in upto.items()}
+        outcomes = {tp: committer.outcome(tp, at) for tp, at in upto.items()}
         owners = sorted(tp for tp, outcome in outcomes.items() if outcome is Outcome.SETTLED)
         for owner in upto.keys() - set(owners):
             self._forget(owner)
         if owners:
             await self._publish_in_turn(owners)
         for owner in owners:
-            outcomes[owner] = self._outcome(owner, upto[owner])
+            outcomes[owner] = committer.outcome(owner, upto[owner])
             if outcomes[owner] is Outcome.SETTLED:
-                self._take_over(owner, upto[owner])
-        if self._interval_s <= 0:
-            await self.flush()
-            return {
-                tp: self._fenced_since(tp, upto[tp], outcome) for tp, outcome in outcomes.items()
-            }
-        self._commit_soon()
+                committer.take_over(owner, upto[owner])
+        if await committer.commit_when_due():
+            for owner in owners:
+                if outcomes[owner] is Outcome.SETTLED:
+                    outcomes[owner] = committer.outcome(owner, upto[owner])
         return outcomes
 
     async def flush(self) -> None:
         """Commit everything settled now; `LogError` if it fails, and the positions are kept for the next time."""
-        async with self._committing:
-            pending, self._pending = self._pending, {}
-            if not pending:
-                return
-            try:
-                refused = await self._source.commit(pending)
-            except BaseException:
-                self._pending = {**pending, **self._pending}
-                raise
-            for tp in refused:
-                self._fenced[tp] = pending[tp].epoch
+        await self._committer.flush()
 
     async def release(self, owner: TP, *, abort: bool) -> None:
         """Forget a partition, publishing first what is there unless ``abort``; what was settled is committed."""
@@ -105,17 +91,13 @@ class KafkaDelivery:
             await self._publish_in_turn([owner])
         self._outs.pop(owner, None)
         self._late.pop(owner, None)
-        if owner in self._pending:
+        if owner in self._committer:
             await self.flush()
         self._forget(owner)
 
     async def close(self) -> None:
         """Stop committing."""
-        committer, self._committer = self._committer, None
-        if committer is not None:
-            committer.cancel()
-            with suppress(asyncio.CancelledError):
-                await committer
+        await self._committer.close()
 
     async def _publish_in_turn(self, owners: Sequence[TP]) -> None:
         """Publish these owners' buffers; `LogError` if that fails or an earlier settle of theirs did."""
@@ -149,38 +131,6 @@ class KafkaDelivery:
             if not acknowledged.done():
                 acknowledged.set_result(False)
             raise
-
-    def _take_over(self, owner: TP, position: Position) -> None:
-        before = self._pending.get(owner)
-        # Settles of one owner may come back in another order than they were called in.
-        if before is None or before.epoch != position.epoch or before.offset <= position.offset:
-            self._pending[owner] = position
-
-    def _commit_soon(self) -> None:
-        self._due.set()
-        if self._committer is not None and self._committer.done():
-            self._committer.result()  # it ends only by a bug
-        if self._committer is None:
-            self._committer = asyncio.create_task(self._commit_every_interval())
-
-    async def _commit_every_interval(self) -> None:
-        while True:
-            await self._due.wait()
-            await asyncio.sleep(self._interval_s)
-            self._due.clear()
-            try:
-                await self.flush()
-            except LogError as error:
-                self._error = error
-                self._due.set()
-
-    def _outcome(self, owner: TP, position: Position) -> Outcome:
-        ours = self._source.epoch(owner) == position.epoch
-        fenced = self._fenced.get(owner) == position.epoch
-        return Outcome.SETTLED if ours and not fenced else Outcome.FENCED
-
-    def _fenced_since(self, owner: TP, position: Position, outcome: Outcome) -> Outcome:
-        return self._outcome(owner, position) if outcome is Outcome.SETTLED else outcome
 
     def _forget(self, owner: TP) -> None:
         self._outs.pop(owner, None)

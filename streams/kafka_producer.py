@@ -133,6 +133,12 @@ class KafkaProducer:
             if failure is not None:
                 raise translated(failure, f"publishing to {topic}/{partition}") from failure
 
+    async def publish(self, outs: Sequence[Out]) -> None:
+        """Publish in order and await all acknowledgements; `LogError` if any fails."""
+        await self.start()
+        batches = await self.batches(outs)
+        await self.acknowledged(batches, await self.send(batches))
+
     async def each(self, outs: Sequence[Out]) -> None:
         """Publish records one by one, in order, so that those of concurrent callers share batches."""
         producer = self._running()

@@ -245,10 +245,6 @@ class KafkaSource:
         """Partition → epoch."""
         return dict(self._epochs)
 
-    def epoch(self, tp: TP) -> int | None:
-        """Return a partition's epoch, None where it is not assigned."""
-        return self._epochs.get(tp)
-
     async def committed(self, tps: Set[TP]) -> Mapping[TP, Position | None]:
         """Committed offset and metadata (P-1), retried while the coordinator moves."""
         doing = f"fetching committed offsets of group {self.group}"
@@ -276,11 +272,22 @@ class KafkaSource:
         )
         return {TP(*tp): offset for tp, offset in found.items()}
 
+    async def confirm(self, positions: Mapping[TP, Position]) -> Set[TP]:
+        """Commit what was read, once more; returns the partitions that the coordinator still counts as ours."""
+        return positions.keys() - await self.commit(positions)
+
     # What deliveries use.
 
     def adopt(self, delivery: Flushed) -> None:
         """Flush this delivery when partitions go."""
         self._deliveries.append(delivery)
+
+    def owns(self, tp: TP, epoch: int) -> bool:
+        """Say whether a partition is ours under this epoch, as far as we know.
+
+        A heartbeat may have told that we are out of the group before we are told to give up what we had.
+        """
+        return self._epochs.get(tp) == epoch and self._is_admitted()
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
         """Commit in one request and return the partitions that were refused: not ours under that epoch (P-8).
@@ -292,7 +299,7 @@ class KafkaSource:
         coordinator = consumer._coordinator  # noqa: SLF001  # see `kafka_group`
 
         def current() -> dict[TP, Position]:
-            if (coordinator.generation, coordinator.member_id) != self._member:
+            if not self._is_admitted():
                 return {}
             return {tp: at for tp, at in positions.items() if self._epochs.get(tp) == at.epoch}
 
@@ -349,6 +356,11 @@ class KafkaSource:
         except Exception as exc:  # noqa: BLE001  # as in `revoke`
             self._error = exc
         self._changed.set()
+
+    def _is_admitted(self) -> bool:
+        """Whether generation and member id are those of the assignment (P-8)."""
+        coordinator = self._running()._coordinator  # noqa: SLF001  # see `kafka_group`
+        return (coordinator.generation, coordinator.member_id) == self._member
 
     def _drop(self) -> None:
         self._epochs = {}

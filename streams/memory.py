@@ -16,9 +16,20 @@ from typing import Self
 
 from headrace.schemas.errors import ConfigError, LogError
 from headrace.schemas.record import TP, Headers, Out
-from headrace.streams.log import Feature, Mode, Position, Rebalance, Source, Span, TopicSpec
+from headrace.streams.log import (
+    Cover,
+    Feature,
+    Mode,
+    Position,
+    Rebalance,
+    Source,
+    Span,
+    TopicSpec,
+)
+from headrace.streams.memory_delivery import MemoryDelivery
 from headrace.streams.memory_group import MemoryGroup
-from headrace.streams.memory_source import MemoryDelivery, MemoryReader, MemorySource
+from headrace.streams.memory_reader import MemoryReader
+from headrace.streams.memory_source import MemorySource
 
 MAX_RECORD_BYTES = 1_048_576  # Kafka's default of max.request.size
 
@@ -79,10 +90,25 @@ class MemoryPartition:
         del self._offsets[:low], self._records[:low]
         self.start = max(self.start, start)
 
-    def compact(self) -> None:
-        """Keep the last record of each key."""
-        last = {record.key: record.offset for record in self._records}
-        self._records = [r for r in self._records if r.key is None or last[r.key] == r.offset]
+    def compact(self, until_ms: int, *, tombstones: bool) -> None:
+        """Keep the last record of each key among those that are old enough; what is younger stays as it is.
+
+        Args:
+            until_ms: Records with a later timestamp are not looked at, as within ``min.compaction.lag.ms``.
+            tombstones: Remove last records that are null too, as after ``delete.retention.ms``.
+        """
+        old = next(
+            (i for i, record in enumerate(self._records) if record.timestamp > until_ms),
+            len(self._records),
+        )
+        last = {record.key: record.offset for record in self._records[:old]}
+        self._records = [
+            record
+            for i, record in enumerate(self._records)
+            if i >= old
+            or record.key is None
+            or (last[record.key] == record.offset and not (tombstones and record.value is None))
+        ]
         self._offsets = [record.offset for record in self._records]
 
 
@@ -110,7 +136,8 @@ class MemoryLog:
         changed: Set and replaced whenever a waiting poll should look again.
         clock_ms: Timestamps of records, ms since the epoch.
         revoke_grace_s: How long `Rebalance.revoked` may take.
-        commit_interval_ms: Settled positions are committed at most this often; 0 is at each settle.
+        commit_interval_ms: Settled positions are committed at most this often by the loop's clock; 0 is at each
+            settle.
         max_record_bytes: Largest key + value.
     """
 
@@ -164,7 +191,7 @@ class MemoryLog:
         del committed
         return MemoryReader(self, spans)
 
-    def delivery(self, source: Source, mode: Mode) -> MemoryDelivery:
+    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> MemoryDelivery:
         """Make the delivery of one of this log's sources."""
         if mode is not Mode.AT_LEAST_ONCE:
             raise ConfigError(
@@ -173,7 +200,7 @@ class MemoryLog:
                 value=mode.value,
             )
         assert isinstance(source, MemorySource), "a delivery belongs to a source of the same log"
-        return MemoryDelivery(self, source)
+        return MemoryDelivery(self, source, cover)
 
     def publisher(self) -> MemoryPublisher:
         """Make a publisher."""
@@ -305,10 +332,22 @@ class MemoryLog:
         """Force a rebalance and wait for it; ``rotate`` hands everybody's partitions to the next member."""
         await asyncio.shield(self._group(group).rebalance(rotate=rotate))
 
-    def evict(self, source: MemorySource) -> None:
-        """Expire a member's session: others get its partitions, it learns so (`lost`) at its next poll."""
+    def compact(self, topic: str, *, tombstones: bool = False) -> None:
+        """Compact a topic as far as its ``min.compaction.lag.ms`` allows; ``tombstones`` removes those as well."""
+        lag_ms = int(self._settings[topic].get("min.compaction.lag.ms", "0"))
+        for store in self._topics[topic]:
+            store.compact(self.clock_ms() - lag_ms, tombstones=tombstones)
+
+    def evict(self, source: MemorySource, *, learns_after_s: float = 0.0) -> None:
+        """Expire a member's session: others get its partitions, and it learns so (`lost`) at a poll of its own.
+
+        Args:
+            source: The member.
+            learns_after_s: Until then it goes on as a zombie does: it reads and publishes, and its commits are
+                refused. 0 is at its next poll.
+        """
         source.group.remove(source)
-        source.evict()
+        source.evict(learns_after_s)
         source.group.rebalance()
         self.wake()
 

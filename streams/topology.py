@@ -20,6 +20,10 @@ LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 RULE = f"a topic's name is made of a-z A-Z 0-9 . _ - and has at most {MAX_TOPIC_CHARS} of them"
 SHORT_RETENTION_MS = 600_000  # longer than any caller waits
 SEGMENT_MS = 600_000
+SESSION_TIMEOUT_MS = 45_000  # Kafka's and our default of session.timeout.ms
+LAG_SESSIONS = 10
+STATE_SEGMENT_MS = 3_600_000
+STATE_SEGMENT_BYTES = 64 * 1024 * 1024
 
 LOG_APPEND = {"message.timestamp.type": "LogAppendTime"}
 SHORT = {"retention.ms": str(SHORT_RETENTION_MS), "segment.ms": str(SEGMENT_MS)}
@@ -35,6 +39,7 @@ class MappedTopics:
 
     requests: str = ""
     results: str = ""
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,9 @@ class Topology:
         mapped: Topics under other names, by model.
         reply_topics: Patterns (``*``, ``?``) of topics that a client may name for its reply; empty is everything
             under the prefix and the mapped topics. Topics that Headrace itself reads are never allowed.
+        session_timeout_ms: Of the workers (``session.timeout.ms``). Compaction leaves snapshots of state alone for
+            ten times as long: a zombie writes until its session has ended, and whoever takes over must find what
+            was there before it (DELIVERY P-4).
     """
 
     prefix: str = "headrace"
@@ -57,21 +65,23 @@ class Topology:
     replication: int = -1
     mapped: Mapping[str, MappedTopics] = field(default_factory=dict)
     reply_topics: tuple[str, ...] = ()
+    session_timeout_ms: int = SESSION_TIMEOUT_MS
 
     def __post_init__(self) -> None:
         """Refuse what could never be created.
 
         Raises:
-            ConfigError: The prefix or a mapped name is illegal, or a count is below one.
+            ConfigError: The prefix or a mapped name is illegal, or a count or the timeout is below one.
         """
         check_topic(f"{self.prefix}.dead-letters", part=self.prefix, what="prefix")
         for model, topics in self.mapped.items():
-            for what, name in (("requests", topics.requests), ("results", topics.results)):
-                if name:
+            for what in ("requests", "results", "state"):
+                if name := getattr(topics, what):
                     check_topic(name, part=name, what=f"{what} topic of model {model}")
         for name, count in (
             ("partitions", self.partitions),
             ("reply_partitions", self.reply_partitions),
+            ("session_timeout_ms", self.session_timeout_ms),
         ):
             if count < 1:
                 raise ConfigError("expected 1 or more", field=name, value=count)
@@ -111,22 +121,34 @@ class Topology:
         named = self.mapped.get(model, MappedTopics()).results
         return named or self._own(model, "results")
 
+    def state(self, model: str) -> str:
+        """Return a model's topic of sequence snapshots; `ConfigError` if the model's name needs a mapping."""
+        named = self.mapped.get(model, MappedTopics()).state
+        return named or self._own(model, "state")
+
     def group(self, model: str) -> str:
         """Return a model's consumer group; one each, so that loading a model rebalances no other."""
         return f"{self.prefix}.{model}"
 
-    def model_specs(self, model: str, *, partitions: int = 0) -> tuple[TopicSpec, ...]:
+    def model_specs(
+        self, model: str, *, partitions: int = 0, stateful: bool = False
+    ) -> tuple[TopicSpec, ...]:
         """Return the topics of a model as they should be; partition counts are equal (DESIGN §4).
 
         Args:
             model: Its name.
-            partitions: Of both; 0 is this topology's default. Pass what an existing request topic has.
+            partitions: Of each; 0 is this topology's default. Pass what an existing request topic has.
+            stateful: It serves sequences: with the topic of their state.
         """
         count = partitions or self.partitions
-        return (
+        specs = (
             TopicSpec(self.requests(model), count, LOG_APPEND, self.replication),
             TopicSpec(self.results(model), count, {}, self.replication),
         )
+        if not stateful:
+            return specs
+        state = TopicSpec(self.state(model), count, self._state_settings(), self.replication)
+        return (*specs, state)
 
     def shared_specs(self) -> tuple[TopicSpec, ...]:
         """Return the topics that all models share."""
@@ -149,7 +171,19 @@ class Topology:
         ours = topic.startswith(f"{self.prefix}.")
         return ours or any(topic in (m.requests, m.results) for m in self.mapped.values())
 
+    def _state_settings(self) -> Mapping[str, str]:
+        # The segment that is written is never compacted: with Kafka's defaults, a week or a gigabyte per partition
+        # would be read at each takeover.
+        return {
+            **COMPACTED,
+            "min.compaction.lag.ms": str(LAG_SESSIONS * self.session_timeout_ms),
+            "segment.ms": str(STATE_SEGMENT_MS),
+            "segment.bytes": str(STATE_SEGMENT_BYTES),
+        }
+
     def _is_internal(self, topic: str) -> bool:
+        if any(topic == mapped.state for mapped in self.mapped.values()):
+            return True
         own, _, rest = topic.partition(f"{self.prefix}.")
         return not own and bool(rest) and (rest in INTERNAL or rest.endswith(INTERNAL_SUFFIXES))
 

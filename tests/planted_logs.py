@@ -8,8 +8,9 @@ from fault_kit import finished
 from headrace.schemas.record import TP, Out
 from headrace.streams.log import Position
 from headrace.streams.memory import MemoryLog
+from headrace.streams.memory_delivery import MemoryDelivery
 from headrace.streams.memory_group import MemoryGroup
-from headrace.streams.memory_source import MemoryDelivery, MemorySource
+from headrace.streams.memory_source import MemorySource
 
 
 class ReceiptSource(MemorySource):
@@ -55,10 +56,10 @@ class HighestDelivery(MemoryDelivery):
 class HighestLog(MemoryLog):
     """Planted bug of B13 and B14: a commit jumps the gap that an unfinished record leaves."""
 
-    def delivery(self, source: object, mode: object) -> MemoryDelivery:
+    def delivery(self, source: object, mode: object, cover: object = None) -> MemoryDelivery:
         """Make the planted one."""
         del mode
-        return HighestDelivery(self, source)  # type: ignore[arg-type]  # as the log's
+        return HighestDelivery(self, source, cover)  # type: ignore[arg-type]  # as the log's
 
 
 class BareLog(MemoryLog):
@@ -92,7 +93,7 @@ class EagerDelivery(MemoryDelivery):
 class EagerLog(MemoryLog):
     """Planted bug of R9: positions overtake the answers that they stand for."""
 
-    def delivery(self, source: object, mode: object) -> MemoryDelivery:
+    def delivery(self, source: object, mode: object, cover: object = None) -> MemoryDelivery:
         """Make the planted one."""
         del mode
-        return EagerDelivery(self, source)  # type: ignore[arg-type]  # as the log's
+        return EagerDelivery(self, source, cover)  # type: ignore[arg-type]  # as the log's

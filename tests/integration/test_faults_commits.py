@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from headrace.schemas.record import TP, Out
 from headrace.streams.log import Position
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_group import MemoryGroup
-from headrace.streams.memory_source import MemoryDelivery, MemorySource
+from headrace.streams.memory_source import MemorySource
 from planted_logs import BareLog, EagerLog, HighestLog, MutedLog, ReceiptLog
 
 SHORT_S = 1.0
@@ -579,18 +579,25 @@ class EpochLog(MemoryLog):
         super().commit(group, positions)
 
 
+class UnfencedSource(MemorySource):
+    """Commits for partitions that it does not own."""
+
+    def owns(self, tp: TP, epoch: int) -> bool:
+        """Believe anything."""
+        return True
+
+    async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
+        """Ask nobody, as a commit without generation does."""
+        self._log.commit(self.group, positions)
+        return frozenset()
+
+
 class UnfencedLog(EpochLog):
-    """Planted bug of P-8: a delivery that does not ask who owns the partition."""
+    """Planted bug of P-8: a member that does not ask who owns the partition."""
 
-    def delivery(self, source, mode) -> MemoryDelivery:
+    def source(self, group, topics, on) -> MemorySource:
         """Make the planted one."""
-
-        class Unfenced(MemoryDelivery):
-            def _owns(self, owner: TP, epoch: int) -> bool:
-                return True
-
-        del mode
-        return Unfenced(self, source)
+        return UnfencedSource(self, self._group(group), topics, on)
 
 
 async def late_settle(stage: Stage, folder: Path, log: EpochLog) -> None:

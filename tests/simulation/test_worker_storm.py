@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from headrace.schemas.record import TP, Out
 from headrace.streams.log import Outcome, Position
-from headrace.streams.memory_source import MemoryDelivery
+from headrace.streams.memory_delivery import MemoryDelivery
 from simulated import CONFIG, CheckedLog, storm
 from virtual_loop import run_virtual
 
@@ -69,10 +69,10 @@ class EagerDelivery(MemoryDelivery):
 class EagerLog(CheckedLog):
     """A log with that delivery."""
 
-    def delivery(self, source, mode):
+    def delivery(self, source, mode, cover=None):
         """Make the planted one."""
         del mode
-        return EagerDelivery(self, source)
+        return EagerDelivery(self, source, cover)
 
 
 def test_the_simulation_catches_a_commit_before_its_answers(repository: Path) -> None:

@@ -10,6 +10,7 @@ from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_group import sticky
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual_loop import run_virtual
 
 A0, A1 = TP("a", 0), TP("a", 1)
 
@@ -86,21 +87,38 @@ async def test_a_failed_commit_is_raised_and_made_good_by_flush():
         assert log.committed("g")[A0] == Position(3, "m", notes.epochs[A0])
 
 
-async def test_commits_wait_for_their_interval_on_the_clock_that_is_passed_in():
-    """A crash between settle and commit leaves the old position, as on a real broker."""
-    now = [0]
-    log, notes = await log_with(clock_ms=lambda: now[0], commit_interval_ms=100), Notes()
-    async with log, log.source("g", {"a"}, notes) as source:
-        delivery = log.delivery(source, Mode.AT_LEAST_ONCE)
-        await delivery.settle({A0: Position(1, "", notes.epochs[A0])})
-        assert log.committed("g") == {}
-        now[0] = 100
-        await delivery.settle({A0: Position(2, "", notes.epochs[A0])})
-        assert log.committed("g")[A0].offset == 2
+def test_commits_follow_within_their_interval_without_further_settles():
+    """A crash between settle and commit leaves the old position, as on a real broker; in peace it moves by itself."""
+
+    async def play():
+        log, notes = await log_with(commit_interval_ms=100), Notes()
+        async with log, log.source("g", {"a"}, notes) as source:
+            delivery = log.delivery(source, Mode.AT_LEAST_ONCE)
+            await delivery.settle({A0: Position(1, "", notes.epochs[A0])})
+            await source.poll(1, 0.09)
+            assert log.committed("g") == {}
+            await source.poll(1, 0.02)
+            assert log.committed("g")[A0].offset == 1
+            await delivery.settle({A0: Position(2, "", notes.epochs[A0])})
+            log.fail_commit()
+            await source.poll(1, 0.15)
+            assert log.committed("g")[A0].offset == 1
+            with pytest.raises(LogError, match="commit failed"):
+                await delivery.settle({})
+            await source.poll(1, 0.15)
+            assert log.committed("g")[A0].offset == 2
+            await delivery.settle({A0: Position(3, "", notes.epochs[A0])})
+            log.crash(source)
+            async with log.source("g", {"a"}, Notes()) as other:
+                await other.poll(1, 1)
+            assert log.committed("g")[A0].offset == 2
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(play())
 
 
 async def test_an_evicted_member_publishes_but_does_not_commit_and_learns_of_its_loss():
-    """P-7, P-8: a zombie's settle is fenced; its next poll tells `lost` and it joins again."""
+    """P-4, P-7, P-8: a zombie's answers go out, its commits and its confirmation are refused, then it is told."""
     log, notes, other = await log_with(), Notes(), Notes()
     async with log, log.source("g", {"a"}, notes) as zombie, log.source("g", {"a"}, other):
         before = dict(zombie.assignment())
@@ -109,13 +127,48 @@ async def test_an_evicted_member_publishes_but_does_not_commit_and_learns_of_its
         await log.rebalance("g")
         assert other.epochs.keys() == {A0, A1}
         delivery = log.delivery(zombie, Mode.AT_LEAST_ONCE)
+        assert await zombie.confirm({mine: Position(0, "", before[mine])}) == set()
+        delivery.put(mine, outs(1, "out"))
         fenced = await delivery.settle({mine: Position(9, "", before[mine])})
         assert fenced == {mine: Outcome.FENCED}
         assert log.committed("g") == {}
+        assert len(log.records("out", 0)) == 1
+        delivery.put(mine, outs(1, "out"))
+        await delivery.settle({mine: Position(10, "", before[mine])})
+        assert len(log.records("out", 0)) == 1, "a refused commit told it"
         await zombie.poll(1, 0)
         assert notes.told[-1] == ("lost", frozenset(before))
         await log.rebalance("g")
         assert len(zombie.assignment()) == 1
+
+
+def test_a_zombie_reads_and_publishes_until_it_learns():
+    """P-4: the new owner works beside one that was stopped for longer than its session, and then goes on."""
+
+    async def play():
+        log, notes, other = await log_with(commit_interval_ms=10_000), Notes(), Notes()
+        async with log, log.source("g", {"a"}, notes) as zombie, log.source("g", {"a"}, other):
+            before = dict(zombie.assignment())
+            mine = next(iter(before))
+            log.append(outs(1, "a", mine.partition))
+            zombie.resume({mine})
+            log.evict(zombie, learns_after_s=3)
+            await log.rebalance("g")
+            delivery = log.delivery(zombie, Mode.AT_LEAST_ONCE)
+            (block,) = await zombie.poll(1, 1)
+            assert block.epoch == before[mine]
+            delivery.put(mine, outs(1, "out"))
+            settled = await delivery.settle({mine: Position(1, "", before[mine])})
+            assert settled == {mine: Outcome.SETTLED}
+            assert len(log.records("out", 0)) == 1
+            await zombie.poll(1, 2.9)
+            assert ("lost", frozenset(before)) not in notes.told
+            await zombie.poll(1, 0.2)
+            assert ("lost", frozenset(before)) in notes.told
+            await delivery.flush()
+            assert log.committed("g") == {}
+
+    run_virtual(play())
 
 
 async def test_a_crashed_member_is_told_nothing_and_its_calls_fail():
@@ -163,7 +216,7 @@ async def test_holes_trimming_and_compaction_do_not_stall_readers():
     """Offsets without records are passed over, by sources and by spans with an end."""
     log, notes = await log_with(), Notes()
     log.append([Out("a", 0, b"x", b"1"), Out("a", 0, b"x", b"2"), Out("a", 0, b"y", b"3")])
-    log.partition(A0).compact()
+    log.compact("a")
     log.partition(A0).hole(2)
     async with log, log.reader({A0: Span(EARLIEST, 5)}) as reader:
         (block,) = await reader.poll(10, 0)
@@ -177,6 +230,33 @@ async def test_holes_trimming_and_compaction_do_not_stall_readers():
             source.seek(A0, 0)
             (block,) = await source.poll(10, 0)
             assert [r.offset for r in block.records] == [2]
+
+
+async def test_compaction_keeps_what_kafka_keeps():
+    """The last record of a key, tombstones for a while, everything without a key or within the lag."""
+    now = [0]
+    log = MemoryLog(clock_ms=lambda: now[0])
+    await log.ensure([TopicSpec("s", 1, {"min.compaction.lag.ms": "10"})])
+
+    def write(*pairs):
+        log.append([Out("s", 0, key, value) for key, value in pairs])
+
+    def left():
+        return [(r.offset, r.key, r.value) for r in log.records("s", 0)]
+
+    write((b"a", b"1"), (b"b", b"1"), (None, b"1"), (b"a", None))
+    now[0] = 5
+    write((b"b", b"2"))
+    log.compact("s")
+    assert len(left()) == 5, "all are younger than the lag"
+    now[0] = 10
+    log.compact("s")
+    assert left() == [(1, b"b", b"1"), (2, None, b"1"), (3, b"a", None), (4, b"b", b"2")]
+    now[0] = 20
+    log.compact("s", tombstones=True)
+    assert left() == [(2, None, b"1"), (4, b"b", b"2")]
+    write((b"b", b"3"))
+    assert left()[-1] == (5, b"b", b"3")
 
 
 async def test_refused_creation_names_what_to_create():

@@ -30,6 +30,36 @@ def test_an_existing_request_topic_decides_the_partition_count():
     assert [s.partitions for s in Topology().model_specs("m", partitions=9)] == [9, 9]
 
 
+def test_a_model_of_sequences_has_a_compacted_topic_of_its_state():
+    """Co-partitioned with the requests; compaction leaves alone what a zombie may still write beside (P-4)."""
+    topology = Topology(prefix="p", partitions=6, session_timeout_ms=6_000)
+    *both, state = topology.model_specs("digits", stateful=True)
+    assert tuple(both) == topology.model_specs("digits")
+    assert (state.name, state.partitions) == (topology.state("digits"), 6)
+    assert state.name == "p.digits.state"
+    assert state.settings["cleanup.policy"] == "compact"
+    assert int(state.settings["min.compaction.lag.ms"]) == 60_000
+    assert (
+        int(Topology().model_specs("m", stateful=True)[2].settings["min.compaction.lag.ms"])
+        == 450_000
+    )
+    assert [s.partitions for s in topology.model_specs("m", partitions=9, stateful=True)] == [
+        9
+    ] * 3
+
+
+def test_a_state_topic_of_another_name_is_internal_all_the_same():
+    """No client may have answers written there (P-4: it belongs to one group), whatever the patterns say."""
+    topology = Topology(mapped={"a b": MappedTopics("x", "y", "snapshots")}, reply_topics=("*",))
+    assert topology.state("a b") == "snapshots"
+    assert not topology.reply_allowed("snapshots")
+    assert topology.reply_allowed("y")
+    with pytest.raises(ConfigError, match="state topic of model m = s/c"):
+        Topology(mapped={"m": MappedTopics(state="s/c")})
+    with pytest.raises(ConfigError, match="session_timeout_ms = 0"):
+        Topology(session_timeout_ms=0)
+
+
 def test_a_mapped_model_uses_the_topics_it_is_mapped_onto():
     """Either name may be mapped, the other stays the usual one."""
     topology = Topology(mapped={"a b": MappedTopics("orders", "scores"), "m": MappedTopics("x")})
