@@ -7,72 +7,21 @@ size where the model leaves it open, because each execution is checked against t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
+from headrace.backends.onnx_feeds import constant_feeds
+from headrace.backends.onnx_tensors import (
+    ModelTensor,
+    ModelTensors,
+    check_datatype,
+    find_tensor,
+)
 from headrace.schemas.config_tensors import data_type_of
 from headrace.schemas.config_text import config_from_message
 from headrace.schemas.errors import ConfigError
-from headrace.schemas.model_config import ModelConfig, TensorConfig
-from headrace.schemas.tensor import Datatype, Shape
+from headrace.schemas.model_config import ModelConfig, StateConfig, TensorConfig
+from headrace.schemas.tensor import Shape
 from tritonclient.grpc.model_config_pb2 import ModelConfig as ModelConfigMessage
-
-DATATYPES = {
-    "tensor(bool)": Datatype.BOOL,
-    "tensor(uint8)": Datatype.UINT8,
-    "tensor(uint16)": Datatype.UINT16,
-    "tensor(uint32)": Datatype.UINT32,
-    "tensor(uint64)": Datatype.UINT64,
-    "tensor(int8)": Datatype.INT8,
-    "tensor(int16)": Datatype.INT16,
-    "tensor(int32)": Datatype.INT32,
-    "tensor(int64)": Datatype.INT64,
-    "tensor(float16)": Datatype.FP16,
-    "tensor(float)": Datatype.FP32,
-    "tensor(double)": Datatype.FP64,
-    "tensor(bfloat16)": Datatype.BF16,
-    "tensor(string)": Datatype.BYTES,
-}
-"""ONNX Runtime's spelling of a tensor type → V2 datatype (SEMANTICS MR-20)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTensor:
-    """One input or output as the model file declares it.
-
-    Attributes:
-        name: Tensor name.
-        type: ONNX Runtime's spelling, such as ``tensor(float)``.
-        shape: Whole shape, -1 where the model leaves a size open; empty for a scalar and for an unknown rank.
-    """
-
-    name: str
-    type: str
-    shape: Shape
-
-    @property
-    def datatype(self) -> Datatype | None:
-        """V2 datatype; None where V2 has none (sequences, maps, 8-bit floats …)."""
-        return DATATYPES.get(self.type)
-
-    def __str__(self) -> str:
-        """Say datatype and shape, for error sentences."""
-        return f"{self.datatype or self.type} {list(self.shape)}"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTensors:
-    """All tensors of a model file.
-
-    Attributes:
-        inputs: That a request must bring.
-        optional: Inputs with a value of their own in the file (initializers); a request may override them.
-        outputs: In the order of the file.
-    """
-
-    inputs: tuple[ModelTensor, ...]
-    optional: tuple[ModelTensor, ...]
-    outputs: tuple[ModelTensor, ...]
 
 
 def is_listed(config: ModelConfig) -> bool:
@@ -99,9 +48,13 @@ def complete_config(
         return config
     message = ModelConfigMessage()
     message.CopyFrom(config.message)
-    # An output that V2 cannot carry is not served, so it has no say in batching either.
-    served = (*tensors.inputs, *(t for t in tensors.outputs if t.datatype is not None))
-    fixed = [t for t in served if not t.shape or t.shape[0] >= 0]
+    # An output that V2 cannot carry is not served, so it has no say in batching either, and a constant has no rows.
+    served = (
+        *(t for t in tensors.inputs if t.name not in config.constants),
+        *(t for t in tensors.outputs if t.datatype is not None),
+    )
+    axes = config.batch_axes
+    fixed = [t for t in served if not _is_open(t, axes.get(t.name, 0))]
     if not fixed:
         if message.max_batch_size == 0:
             message.max_batch_size = max(default_max_batch_size, 0)
@@ -109,17 +62,22 @@ def complete_config(
             message.dynamic_batching.SetInParent()
     elif message.max_batch_size != 0:
         raise ConfigError(
-            f"the model does not support batching: the first dimension of '{fixed[0].name}' is not "
-            f"open ({fixed[0]}), expected 0 or a model whose tensors all begin with an open dimension",
+            f"the model does not support batching: {_axis_name(axes.get(fixed[0].name, 0))} of "
+            f"'{fixed[0].name}' is not open ({fixed[0]}), expected 0 or a model whose tensors all begin with an "
+            "open dimension",
             file=file,
             field="max_batch_size",
             value=message.max_batch_size,
         )
-    batched = message.max_batch_size > 0
+    placed = axes if message.max_batch_size > 0 else None
     if not config.inputs and not config.batch_inputs:
-        _fill("input", message.input, tensors.inputs, batched=batched, file=file)
+        made = _made_inputs(config)
+        inputs = [tensor for tensor in tensors.inputs if tensor.name not in made]
+        _fill("input", message.input, inputs, axes=placed, file=file)
     if not config.outputs:
-        _fill("output", message.output, tensors.outputs, batched=batched, file=file)
+        states = {state.output_name for state in config.states}
+        outputs = [tensor for tensor in tensors.outputs if tensor.name not in states]
+        _fill("output", message.output, outputs, axes=placed, file=file)
     completed = config_from_message(message, file=file, directory_name=config.name)
     check_config(completed, tensors, file)
     return completed
@@ -130,10 +88,13 @@ def _fill(
     target: object,
     tensors: Iterable[ModelTensor],
     *,
-    batched: bool,
+    axes: Mapping[str, int] | None,
     file: str,
 ) -> None:
-    """Append one config entry per tensor; a tensor without item dimensions becomes ``[1]`` (AC-02)."""
+    """Append one config entry per tensor; a tensor without item dimensions becomes ``[1]`` (AC-02).
+
+    ``axes`` are batch axes that are not the first; None where the model does not batch.
+    """
     for tensor in tensors:
         if tensor.datatype is None:
             raise ConfigError(
@@ -145,14 +106,30 @@ def _fill(
         entry = target.add()  # type: ignore[attr-defined]  # a repeated message field; its class is private
         entry.name = tensor.name
         entry.data_type = data_type_of(tensor.datatype)
-        dims = tensor.shape[1:] if batched else tensor.shape
+        dims = tensor.shape
+        if axes is not None:
+            axis = axes.get(tensor.name, 0)
+            dims = (*dims[:axis], *dims[axis + 1 :])
         entry.dims.extend(dims or (1,))
-        if not dims and batched:
+        if not dims and axes is not None:
             entry.reshape.SetInParent()
 
 
-def _type_name(datatype: Datatype) -> str:
-    return "TYPE_STRING" if datatype is Datatype.BYTES else f"TYPE_{datatype}"
+def _is_open(tensor: ModelTensor, axis: int) -> bool:
+    return axis < len(tensor.shape) and tensor.shape[axis] == -1
+
+
+def _axis_name(axis: int) -> str:
+    return f"dimension {axis}, the batch axis," if axis else "the first dimension"
+
+
+def _made_inputs(config: ModelConfig) -> set[str]:
+    """Return the model inputs that no request brings: of ragged helpers, controls, states and constants."""
+    names = {name for helper in config.batch_inputs for name in helper.target_names}
+    names.update(control.name for control in config.controls)
+    names.update(state.input_name for state in config.states)
+    names.update(config.constants)
+    return names
 
 
 def check_config(config: ModelConfig, tensors: ModelTensors, file: str) -> None:
@@ -161,61 +138,37 @@ def check_config(config: ModelConfig, tensors: ModelTensors, file: str) -> None:
     Raises:
         ConfigError: Names the tensor, what is configured and what the model has.
     """
-    batched = config.max_batch_size > 0
     inputs = {tensor.name: tensor for tensor in (*tensors.inputs, *tensors.optional)}
+    outputs = {tensor.name: tensor for tensor in tensors.outputs}
     required = {tensor.name for tensor in tensors.inputs}
     for spec in config.inputs:
-        found = _find("input", spec.name, inputs, file)
-        _check_datatype("input", spec.name, spec.datatype, found, file)
+        found = find_tensor("input", "input.name", spec.name, inputs, file)
+        check_datatype(f"input.{spec.name}", spec.datatype, found, file)
         if spec.optional and spec.name in required:
             raise ConfigError(
                 "optional: the model has no value of its own for this input, expected a required input",
                 file=file,
                 field=f"input.{spec.name}",
             )
-        if spec.allow_ragged_batch and batched:
+        if spec.allow_ragged_batch and config.max_batch_size > 0:
             _check_ragged(spec, found, file)
         else:
-            _check_dims("input", spec, found, batched=batched, file=file)
+            _check_tensor("input", spec, found, config, file)
     for helper in config.batch_inputs:
         for name in helper.target_names:
-            found = _find("batch_input", name, inputs, file)
-            _check_datatype("batch_input", name, helper.datatype, found, file)
-    _check_required(config, tensors.inputs, file)
-    outputs = {tensor.name: tensor for tensor in tensors.outputs}
+            found = find_tensor("input", "batch_input.name", name, inputs, file)
+            check_datatype(f"batch_input.{name}", helper.datatype, found, file)
     scattered = {name for scatter in config.batch_outputs for name in scatter.target_names}
     for spec in config.outputs:
-        found = _find("output", spec.name, outputs, file)
-        _check_datatype("output", spec.name, spec.datatype, found, file)
+        found = find_tensor("output", "output.name", spec.name, outputs, file)
+        check_datatype(f"output.{spec.name}", spec.datatype, found, file)
         if spec.name not in scattered:
-            _check_dims("output", spec, found, batched=batched, file=file)
-
-
-def _find(field: str, name: str, known: dict[str, ModelTensor], file: str) -> ModelTensor:
-    found = known.get(name)
-    if found is None:
-        side = "output" if field == "output" else "input"
-        listed = ", ".join(f"'{tensor.name}' ({tensor})" for tensor in known.values()) or "none"
-        raise ConfigError(
-            f"the model has no {side} of this name, expected one of: {listed}",
-            file=file,
-            field=f"{field}.name",
-            value=name,
-        )
-    return found
-
-
-def _check_datatype(
-    field: str, name: str, datatype: Datatype, found: ModelTensor, file: str
-) -> None:
-    if datatype is not found.datatype:
-        raise ConfigError(
-            f"the model's tensor is {found}, expected data_type "
-            f"{_type_name(found.datatype) if found.datatype else 'of a plain tensor'}",
-            file=file,
-            field=f"{field}.{name}.data_type",
-            value=_type_name(datatype),
-        )
+            _check_tensor("output", spec, found, config, file)
+    _check_controls(config, inputs, file)
+    for state in config.states:
+        _check_state(state, config, inputs, outputs, file)
+    constant_feeds(config, tensors, file)
+    _check_required(config, tensors.inputs, file)
 
 
 def _check_ragged(spec: TensorConfig, found: ModelTensor, file: str) -> None:
@@ -228,45 +181,95 @@ def _check_ragged(spec: TensorConfig, found: ModelTensor, file: str) -> None:
         )
 
 
-def _check_dims(
-    field: str, spec: TensorConfig, found: ModelTensor, *, batched: bool, file: str
+def _check_tensor(
+    side: str, spec: TensorConfig, found: ModelTensor, config: ModelConfig, file: str
 ) -> None:
-    """Compare the shape that the model sees, batch axis included; -1 on either side fits any size."""
+    field = f"{side}.{spec.name}.{'dims' if spec.reshape is None else 'reshape'}"
     dims = spec.dims if spec.reshape is None else spec.reshape
-    if not found.shape and not batched:
+    batched = config.max_batch_size > 0 and not spec.is_shape_tensor
+    axis = config.batch_axes.get(spec.name, 0) if batched else None
+    _check_dims(field, dims, found, axis=axis, file=file)
+
+
+def _check_dims(
+    field: str, dims: Shape, found: ModelTensor, *, axis: int | None, file: str
+) -> None:
+    """Compare the shape that the model sees, batch axis included; -1 on either side fits any size.
+
+    ``axis`` is the place of the batch axis, None where the tensor has none.
+    """
+    if axis is None and not found.shape:
         # A scalar is configured as [1], since dims may not be empty (MR-22).
         fits = all(dim == 1 for dim in dims)
         expected = "dims [1] for a scalar"
+    elif axis is None:
+        fits = _fits(dims, found.shape)
+        expected = f"dims {list(found.shape)}"
     else:
-        with_batch = batched and not spec.is_shape_tensor
-        whole: Shape = (-1, *dims) if with_batch else dims
-        fits = len(whole) == len(found.shape) and all(
-            -1 in (got, wanted) or got == wanted
-            for got, wanted in zip(whole, found.shape, strict=True)
-        )
-        if with_batch and (not found.shape or found.shape[0] != -1):
-            fits = False
+        whole = (*dims[:axis], -1, *dims[axis:])
+        fits = _fits(whole, found.shape) and _is_open(found, axis)
+        place = "first dimension and then" if axis == 0 else f"dimension {axis} among"
         expected = (
-            f"an open first dimension and then the item's dims, since max_batch_size > 0 makes the "
-            f"whole shape {list(whole)}"
-            if with_batch
-            else f"dims {list(found.shape)}"
+            f"an open {place} the item's dims, since max_batch_size > 0 makes the whole shape "
+            f"{list(whole)}"
         )
     if not fits:
         raise ConfigError(
             f"the model's tensor is {found}, expected {expected}",
             file=file,
-            field=f"{field}.{spec.name}.{'dims' if spec.reshape is None else 'reshape'}",
+            field=field,
             value=list(dims),
         )
 
 
+def _fits(configured: Shape, found: Shape) -> bool:
+    return len(configured) == len(found) and all(
+        -1 in (one, other) or one == other for one, other in zip(configured, found, strict=True)
+    )
+
+
+def _check_controls(config: ModelConfig, inputs: Mapping[str, ModelTensor], file: str) -> None:
+    """SB-06: a control has one element per row, ``[N, 1]`` or ``[N]``, and ``[1]`` without batching."""
+    for control in config.controls:
+        at = f"sequence_batching.control_input[{control.name}]"
+        found = find_tensor("input", f"{at}.name", control.name, inputs, file)
+        check_datatype(f"{at}.control", control.datatype, found, file)
+        sizes = found.shape
+        expected = "shape [1]"
+        fits = True
+        if config.max_batch_size > 0:
+            axis = config.batch_axes.get(control.name, 0)
+            fits = _is_open(found, axis)
+            sizes = (*sizes[:axis], *sizes[axis + 1 :])
+            expected = f"an open dimension {axis} for the batch, and no other size than 1"
+        if not fits or any(size not in (1, -1) for size in sizes):
+            raise ConfigError(
+                f"the model's tensor is {found}, expected {expected}",
+                file=file,
+                field=f"{at}.name",
+                value=control.name,
+            )
+
+
+def _check_state(
+    state: StateConfig,
+    config: ModelConfig,
+    inputs: Mapping[str, ModelTensor],
+    outputs: Mapping[str, ModelTensor],
+    file: str,
+) -> None:
+    """SB-07: what the model gives can be what it takes."""
+    at = f"sequence_batching.state[{state.input_name}]"
+    given = find_tensor("input", f"{at}.input_name", state.input_name, inputs, file)
+    made = find_tensor("output", f"{at}.output_name", state.output_name, outputs, file)
+    for found in (given, made):
+        check_datatype(at, state.datatype, found, file)
+        axis = config.batch_axes.get(found.name, 0) if config.max_batch_size > 0 else None
+        _check_dims(f"{at}.dims", state.dims, found, axis=axis, file=file)
+
+
 def _check_required(config: ModelConfig, inputs: Sequence[ModelTensor], file: str) -> None:
-    given = {spec.name for spec in config.inputs}
-    given.update(name for helper in config.batch_inputs for name in helper.target_names)
-    sequence = config.message.sequence_batching
-    given.update(control.name for control in sequence.control_input)
-    given.update(state.input_name for state in sequence.state)
+    given = {spec.name for spec in config.inputs} | _made_inputs(config)
     missing = [tensor for tensor in inputs if tensor.name not in given]
     if missing:
         listed = ", ".join(f"'{tensor.name}' ({tensor})" for tensor in missing)

@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime
 from headrace.backends.onnx_providers import CUDA, Plan
 from headrace.backends.onnx_settings import GraphLevel, SessionSettings
-from headrace.backends.onnx_signature import ModelTensor, ModelTensors
+from headrace.backends.onnx_tensors import ModelTensor, ModelTensors
 from headrace.schemas.errors import BackendError, ConfigError, OutOfMemory
 from headrace.schemas.tensor import Array, Datatype
 from onnxruntime.capi import onnxruntime_pybind11_state as states

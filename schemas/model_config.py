@@ -357,3 +357,13 @@ class ModelConfig:
     sequence_batching: SequenceBatching | None = None
     batch_axes: Mapping[str, int] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def controls(self) -> tuple[ControlInput, ...]:
+        """Control tensors; none without sequence batching."""
+        return () if self.sequence_batching is None else self.sequence_batching.controls
+
+    @property
+    def states(self) -> tuple[StateConfig, ...]:
+        """Implicit states; none without sequence batching."""
+        return () if self.sequence_batching is None else self.sequence_batching.states

@@ -140,18 +140,14 @@ class Signature:
             if all(spec.fixed for spec in self.inputs)
             else None
         )
-        sequences = config.sequence_batching
-        self.is_sequence = sequences is not None
-        self.controls: tuple[ControlInput, ...] = () if sequences is None else sequences.controls
-        self.states = (
-            ()
-            if sequences is None
-            else tuple(
-                _state(state, i, batched=batched, axes=axes)
-                for i, state in enumerate(sequences.states)
-            )
+        self.is_sequence = config.sequence_batching is not None
+        self.controls: tuple[ControlInput, ...] = config.controls
+        self.states = tuple(
+            _state(state, i, batched=batched, axes=axes) for i, state in enumerate(config.states)
         )
-        self._corrid = None if sequences is None else sequences.control(ControlKind.CORRID)
+        self._corrid = next(
+            (control for control in config.controls if control.kind is ControlKind.CORRID), None
+        )
         self._inputs = {spec.name: spec for spec in self.inputs}
         self._outputs = {spec.name: spec for spec in self.outputs}
 

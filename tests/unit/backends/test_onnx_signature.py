@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 from backend_kit import parsed
-from headrace.backends.onnx_signature import (
-    ModelTensor,
-    ModelTensors,
-    check_config,
-    complete_config,
-)
+from headrace.backends.onnx_signature import check_config, complete_config
+from headrace.backends.onnx_tensors import ModelTensor, ModelTensors
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.tensor import Datatype
 
@@ -245,22 +241,3 @@ def test_MR25_ragged_inputs_and_their_helpers_fit_flat_tensors() -> None:
     check_config(parsed(text % "INT32"), tensors, "f")
     with pytest.raises(ConfigError, match=r"batch_input\.ends\.data_type = TYPE_FP32"):
         check_config(parsed(text % "FP32"), tensors, "f")
-
-
-def test_sequence_controls_and_states_count_as_inputs() -> None:
-    """The server makes them; the client and so the configuration's inputs do not bring them (SB-06)."""
-    tensors = ModelTensors(
-        tuple(ModelTensor(name, FLOAT, (-1, 1)) for name in ("x", "START", "state_in")),
-        (),
-        (),
-    )
-    text = """
-        max_batch_size: 4
-        input [{ name: "x" data_type: TYPE_FP32 dims: [1] }]
-        sequence_batching {
-          control_input [{ name: "START" control [{ kind: CONTROL_SEQUENCE_START
-                           fp32_false_true: [0, 1] }] }]
-          state [{ input_name: "state_in" output_name: "state_out" data_type: TYPE_FP32 dims: [1] }]
-        }
-    """
-    check_config(parsed(text), tensors, "f")
