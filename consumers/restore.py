@@ -1,0 +1,227 @@
+"""Reads the state topic at a takeover: per key the snapshot from which its new owner goes on (DELIVERY P-4, P-5).
+
+A record's key holds the nonce of the takeover that wrote it. Per record key the greatest input offset counts, a
+tombstone removes that record key only, and among a key's nonces the greatest offset wins, a marker before a live one.
+Every nonce's own best is kept until the end, not the winner alone: a zombie may have been ahead of the owner when the
+owner removed it, and then the owner's is the one that counts.
+
+Nothing is decoded but heads, until all is read (FAULTS B96): memory is bounded by what compaction would leave. A
+snapshot that cannot be used makes its key lost, with a sentence, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple
+
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP, Out, Record
+from headrace.schemas.sequence import Flag
+from headrace.schemas.snapshot import (
+    CorruptSnapshot,
+    Damage,
+    S,
+    SnapshotError,
+    StateCodec,
+    StateKind,
+    read_head,
+    split_state_key,
+    unpack_snapshot,
+)
+from headrace.streams.log import EARLIEST, LATEST, Log, Reader, Span
+
+POLL_S = 1.0
+"""Wait of one poll, seconds."""
+
+SLICE_KEYS = 200
+"""Keys that are decoded without letting the loop do anything else: about 1 ms of snapshots of 4 kB."""
+
+UNKNOWN_OFFSET = -1
+
+
+@dataclass(slots=True)
+class Restored(Generic[S]):
+    """What one state partition holds.
+
+    Attributes:
+        states: Key → its latest state: live, a marker, or `Flag.LOST` where it cannot be used.
+        answers: Key → input offset → the answer recorded with that state (P-16).
+        nonces: Key → nonces under which it is in the topic, the winner's last; to be removed by the next owner.
+        failures: Lost key → why, in one sentence.
+        damage: How many of each kind.
+        written_ms: Key of a marker → timestamp of its record, ms: its age counts from there.
+        records: Records read.
+        bytes: Their keys' and values' bytes.
+        ignored: Records among them that are not of this store.
+    """
+
+    states: dict[bytes, S] = field(default_factory=dict)
+    answers: dict[bytes, Mapping[int, Out]] = field(default_factory=dict)
+    nonces: dict[bytes, Sequence[bytes]] = field(default_factory=dict)
+    failures: dict[bytes, str] = field(default_factory=dict)
+    damage: dict[Damage, int] = field(default_factory=dict)
+    written_ms: dict[bytes, int] = field(default_factory=dict)
+    records: int = 0
+    bytes: int = 0
+    ignored: int = 0
+
+
+class _Best(NamedTuple):
+    """The snapshot of one record key that counts; ``why``: its head cannot be read, the offset is an older one's."""
+
+    offset: int
+    is_marker: bool
+    value: bytes
+    written_ms: int
+    why: str = ""
+    nonce: bytes = b""
+
+
+class StateFold:
+    """Folds the records of one state partition, in the order of the log. Pure."""
+
+    def __init__(self, kind: str = StateKind.SEQUENCE) -> None:
+        """Start empty; records of other kinds are ignored."""
+        self._prefix = kind.encode() + b"/"
+        self._best: dict[bytes, _Best] = {}
+        self.records = 0
+        self.bytes = 0
+        self.ignored = 0
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Take the next records."""
+        best, prefix = self._best, self._prefix
+        size = 0
+        self.records += len(records)
+        for record in records:
+            key, value = record.key, record.value
+            if key is None or not key.startswith(prefix):
+                self.ignored += 1
+                continue
+            size += len(key)
+            if value is None:
+                best.pop(key, None)
+                continue
+            size += len(value)
+            old = best.get(key)
+            try:
+                head = read_head(value)
+            except CorruptSnapshot as exc:
+                offset = UNKNOWN_OFFSET if old is None else old.offset
+                best[key] = _Best(offset, False, value, record.timestamp, exc.detail)
+                continue
+            offset, is_marker = head.offset, head.flag != Flag.LIVE
+            # What follows a snapshot that cannot be read replaces it: its writer has gone on from there.
+            if old is None or old.why or (offset, is_marker) >= old[:2]:
+                best[key] = _Best(offset, is_marker, value, record.timestamp)
+        self.bytes += size
+
+    def decode(self, codec: StateCodec[S], into: Restored[S]) -> Iterator[None]:
+        """Choose the winners and decode them into ``into``, with a stop every `SLICE_KEYS` keys; empties the fold."""
+        into.records, into.bytes = self.records, self.bytes
+        into.ignored = self.ignored
+        found: dict[bytes, list[_Best]] = {}
+        shared: dict[tuple[bytes, ...], tuple[bytes, ...]] = {}
+        while self._best:
+            record_key, best = self._best.popitem()
+            try:
+                _, key, nonce = split_state_key(record_key)
+            except ValueError:
+                into.ignored += 1
+                continue
+            found.setdefault(key, []).append(best._replace(nonce=nonce))
+            if len(self._best) % SLICE_KEYS == 0:
+                yield
+        while found:
+            key, candidates = found.popitem()
+            candidates.sort(key=lambda best: best[:2])
+            nonces = tuple([best.nonce for best in candidates])
+            into.nonces[key] = shared.setdefault(nonces, nonces)
+            _decide(codec, into, key, candidates)
+            if len(found) % SLICE_KEYS == 0:
+                yield
+
+
+def _decide(codec: StateCodec[S], into: Restored[S], key: bytes, found: Sequence[_Best]) -> None:
+    """Decode the winner, the last one; where any head cannot be read, it may have been that: the key is lost."""
+    winner = found[-1]
+    unreadable = next((best.why for best in found if best.why), "")
+    try:
+        if unreadable:
+            raise CorruptSnapshot(unreadable)  # one way to be lost
+        state, answers = unpack_snapshot(codec, winner.value)
+    except SnapshotError as exc:
+        into.failures[key] = exc.detail
+        into.damage[exc.damage] = into.damage.get(exc.damage, 0) + 1
+        timestamp_ms = winner.written_ms if winner.why else read_head(winner.value).timestamp_ms
+        into.states[key] = codec.lost(winner.offset, timestamp_ms)
+        return
+    into.states[key] = state
+    if answers:
+        into.answers[key] = answers
+    if winner.is_marker:
+        into.written_ms[key] = winner.written_ms
+
+
+async def restore(
+    log: Log,
+    topic: str,
+    partitions: Collection[int],
+    codec: StateCodec[S],
+    *,
+    kind: str = StateKind.SEQUENCE,
+    max_records: int = 1000,
+    stall_s: float = 30.0,
+) -> Mapping[int, Restored[S]]:
+    """Read state partitions from their beginning to what is their last stable offset now.
+
+    Called when the committed offsets are known and before the membership is confirmed (P-5), by one reader over all
+    partitions. Aborted and open transactions are hidden, and do not keep it from ending (FAULTS B24).
+
+    Args:
+        log: Where they are.
+        topic: State topic.
+        partitions: Which of its partitions.
+        codec: Of what they hold.
+        kind: What they hold.
+        max_records: Records that are folded without letting the loop do anything else.
+        stall_s: How long to wait for progress, seconds.
+
+    Returns:
+        Partition → what it holds.
+
+    Raises:
+        LogError: The topic cannot be read, or there was no progress.
+    """
+    folds = {partition: StateFold(kind) for partition in partitions}
+    if folds:
+        spans = {TP(topic, partition): Span(EARLIEST, LATEST) for partition in folds}
+        async with log.reader(spans, committed=True) as reader:
+            await _read(reader, folds, max_records, stall_s)
+    restored: dict[int, Restored[S]] = {}
+    for partition, fold in folds.items():
+        restored[partition] = Restored[S]()
+        for _ in fold.decode(codec, restored[partition]):
+            await asyncio.sleep(0)
+    return restored
+
+
+async def _read(
+    reader: Reader, folds: Mapping[int, StateFold], max_records: int, stall_s: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    reached, since = reader.positions(), loop.time()
+    while not reader.done():
+        for block in await reader.poll(max_records, min(POLL_S, stall_s)):
+            folds[block.tp.partition].add(block.records)
+            await asyncio.sleep(0)
+        positions = reader.positions()
+        if positions != reached:
+            reached, since = positions, loop.time()
+        elif loop.time() - since >= stall_s:
+            where = ", ".join(f"{tp.topic}/{tp.partition} at {at}" for tp, at in reached.items())
+            raise LogError(
+                f"reading states made no progress for {stall_s:g} s: {where}", retriable=True
+            )
