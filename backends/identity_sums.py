@@ -24,7 +24,7 @@ from headrace.schemas.model_config import (
     SequenceStrategy,
     TensorConfig,
 )
-from headrace.schemas.tensor import Array, Shape
+from headrace.schemas.tensor import Array, Datatype, Shape
 
 MAX_SEQUENCES = 100_000
 """Sequences that one instance remembers by CORRID; who steps least recently goes first."""
@@ -50,7 +50,7 @@ def check_sums(config: ModelConfig, file: str) -> SequenceBatching:
             "expected it only in a model with sequence_batching", file=file, field=FIELD
         )
     for tensor in config.inputs:
-        if tensor.datatype.numpy.kind not in "iuf" or tensor.datatype.value == "BF16":
+        if tensor.datatype.numpy.kind not in "iuf" or tensor.datatype is Datatype.BF16:
             raise ConfigError(
                 "expected integers or floating-point numbers, which accumulate can add",
                 file=file,
