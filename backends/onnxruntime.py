@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from headrace.backends import ort
 from headrace.backends.backend import Device
+from headrace.backends.onnx_feeds import constant_feeds, feed_shapes, fetch_shapes
 from headrace.backends.onnx_providers import Plan, plans
 from headrace.backends.onnx_settings import SessionSettings, read_settings
 from headrace.backends.onnx_signature import check_config, complete_config, is_listed
@@ -114,7 +115,7 @@ class OnnxModel:
     """One loaded version: sessions by plan, shared or handed out.
 
     Attributes:
-        repeatable: Runs leave no trace.
+        repeatable: Runs leave no trace: what a sequence model remembers, it is given and gives back.
     """
 
     repeatable = True
@@ -200,7 +201,21 @@ class OnnxInstance:
         self._options = options
         self._outputs = tuple(spec.name for spec in config.outputs)
         self._has_text = any(spec.datatype is Datatype.BYTES for spec in config.inputs)
-        self._scalars_in, self._scalars_out = _scalars(config, session)
+        self._constants = constant_feeds(config, session.tensors, config.name)
+        self._feed_shapes = feed_shapes(config, session.tensors)
+        self._fetch_shapes = fetch_shapes(config, session.tensors)
+        sequences = config.sequence_batching
+        states = () if sequences is None else sequences.states
+        controls = () if sequences is None else sequences.controls
+        self._states = tuple(state.output_name for state in states)
+        self._made_texts = [c.name for c in controls if c.datatype is Datatype.BYTES]
+        self._made_texts += [s.input_name for s in states if s.datatype is Datatype.BYTES]
+        # A control's batch axis is a matter of its shape: its items are single values.
+        given = {*(spec.name for spec in config.inputs), *(state.input_name for state in states)}
+        made = {*self._outputs, *self._states}
+        axes = config.batch_axes
+        self._feed_axes = {name: axis for name, axis in axes.items() if axis and name in given}
+        self._fetch_axes = {name: axis for name, axis in axes.items() if axis and name in made}
 
     def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:
         """Run one batch and emit its one response; only outputs that somebody wants are computed.
@@ -215,20 +230,40 @@ class OnnxInstance:
         session = self._session
         if session is None:
             raise BackendError(f"instance '{self.name}' is closed")
-        feeds = batch.inputs()
+        feeds = dict(batch.inputs())
         errors = _decode_text(batch, feeds) if self._has_text else {}
-        for name in self._scalars_in:
-            if name in feeds:
-                feeds[name] = feeds[name].reshape(())
-        names = [name for name in self._outputs if batch.wants(name)]
+        self._shape_feeds(feeds)
+        wanted = [name for name in self._outputs if batch.wants(name)]
+        names = [*wanted, *(name for name in self._states if name not in wanted)]
         try:
-            outputs = dict(zip(names, session.run(names, feeds, self._options), strict=True))
+            found = dict(zip(names, session.run(names, feeds, self._options), strict=True))
         except ort.RUNTIME_ERRORS as exc:
             raise ort.translate(exc, self._model_name) from exc
-        for name, dims in self._scalars_out.items():
-            if name in outputs:
-                outputs[name] = outputs[name].reshape(dims)
-        emit(Responses(outputs, errors=errors))
+        for name, shape in self._fetch_shapes.items():
+            if name in found:
+                found[name] = found[name].reshape(shape)
+        for name, axis in self._fetch_axes.items():
+            if name in found:
+                found[name] = np.moveaxis(found[name], axis, 0)
+        emit(
+            Responses(
+                {name: found[name] for name in wanted},
+                errors=errors,
+                states={name: found[name] for name in self._states},
+            )
+        )
+
+    def _shape_feeds(self, feeds: dict[str, Array]) -> None:
+        """Turn columns into what the model file declares, in place of the mapping, and add its constants."""
+        for name in self._made_texts:
+            feeds[name] = _texts(self._model_name, name, feeds[name])
+        for name, shape in self._feed_shapes.items():
+            if name in feeds:
+                feeds[name] = feeds[name].reshape(shape)
+        for name, axis in self._feed_axes.items():
+            if name in feeds:
+                feeds[name] = np.ascontiguousarray(np.moveaxis(feeds[name], 0, axis))
+        feeds.update(self._constants)
 
     def healthy(self) -> bool:
         """Whether it can execute: until it is closed."""
@@ -239,26 +274,21 @@ class OnnxInstance:
         self._session = None
 
 
-def _scalars(
-    config: ModelConfig, session: ort.Session
-) -> tuple[tuple[str, ...], Mapping[str, tuple[int, ...]]]:
-    """Return the inputs that the model takes as scalars, and the shape to give back to scalar outputs.
+def _texts(model_name: str, name: str, column: Array) -> Array:
+    """Return a control or a state of BYTES as the text that ONNX Runtime takes.
 
-    A scalar is configured with dims of ones (AC-02), as dims may not be empty (MR-22).
+    Raises:
+        BackendError: It is no UTF-8, as a file of initial data may be.
     """
-    if config.max_batch_size > 0:
-        return (), {}
-    tensors = session.tensors
-    inputs = {t.name for t in (*tensors.inputs, *tensors.optional) if not t.shape}
-    outputs = {t.name for t in tensors.outputs if not t.shape}
-    return (
-        tuple(spec.name for spec in config.inputs if spec.name in inputs),
-        {
-            spec.name: spec.dims if spec.reshape is None else spec.reshape
-            for spec in config.outputs
-            if spec.name in outputs
-        },
-    )
+    items: list[bytes] = column.ravel().tolist()
+    texts = np.empty(len(items), dtype=object)
+    try:
+        texts[:] = [item.decode() for item in items]
+    except UnicodeDecodeError as exc:
+        raise BackendError(
+            f"'{name}' of model '{model_name}' has an element that is not UTF-8 text, which an ONNX string must be"
+        ) from exc
+    return texts.reshape(column.shape)
 
 
 def _decode_text(batch: Batch, feeds: dict[str, Array]) -> dict[int, InferError]:
