@@ -17,6 +17,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.client import AIOKafkaClient
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import create_conn
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
@@ -143,3 +144,20 @@ async def answers(host: str, port: int, *, timeout_s: float = 2.0) -> bool:
     except (OSError, TimeoutError, KafkaError):
         return False
     return True
+
+
+def own_sticky_assignor() -> type[StickyPartitionAssignor]:
+    """Make a sticky assignor of one's own.
+
+    aiokafka keeps a member's last assignment in attributes of the class, so all groups of a process, one per
+    model here, would overwrite each other's.
+    """
+
+    class OwnStickyAssignor(StickyPartitionAssignor):  # type: ignore[misc]  # aiokafka is untyped
+        """aiokafka's, with state of its own."""
+
+        member_assignment = None
+        generation = StickyPartitionAssignor.DEFAULT_GENERATION_ID
+        _latest_partition_movements = None
+
+    return OwnStickyAssignor

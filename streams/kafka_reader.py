@@ -17,6 +17,9 @@ from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.log import EARLIEST, LATEST, Block, Span
 
 NOWHERE = TopicPartition("", -1)  # an empty set would mean all partitions
+LOOK_S = (
+    0.05  # how often a poll looks whether it is at the end: nothing tells of what holds no records
+)
 
 
 class KafkaReader:
@@ -78,15 +81,24 @@ class KafkaReader:
     async def _seek(self) -> None:
         consumer = self._running()
         await consumer.start()
-        wanted = {tp: span.start for tp, span in self._spans.items()}
-        first = [TopicPartition(*tp) for tp, start in wanted.items() if start == EARLIEST]
-        last = {tp for tp, start in wanted.items() if start == LATEST}
-        if first:
-            wanted |= {TP(*tp): at for tp, at in (await consumer.beginning_offsets(first)).items()}
-        if last:
-            wanted |= await end_offsets(consumer, last, by_batch=self._ends_by_batch)
-        for tp, offset in wanted.items():
-            consumer.seek(TopicPartition(*tp), offset)
+        special = {
+            which: {tp for tp, span in self._spans.items() if which in (span.start, span.end)}
+            for which in (EARLIEST, LATEST)
+        }
+        told: dict[int, Mapping[TP, int]] = {EARLIEST: {}, LATEST: {}}
+        if special[EARLIEST]:
+            asked = [TopicPartition(*tp) for tp in special[EARLIEST]]
+            first = await consumer.beginning_offsets(asked)
+            told[EARLIEST] = {TP(*tp): offset for tp, offset in first.items()}
+        if special[LATEST]:
+            told[LATEST] = await end_offsets(
+                consumer, special[LATEST], by_batch=self._ends_by_batch
+            )
+        for tp, span in self._spans.items():
+            start = told.get(span.start, {}).get(tp, span.start)
+            end = None if span.end is None else told.get(span.end, {}).get(tp, span.end)
+            self._spans[tp] = Span(start, end)
+            consumer.seek(TopicPartition(*tp), start)
             self._open.add(tp)
         self._close_read()
 
@@ -104,11 +116,8 @@ class KafkaReader:
         await asyncio.sleep(0)  # the fetcher does not yield while it has records
         if len(self._open) == 1:
             return ()
-        consumer = self._running()
         try:
-            fetched = await consumer._fetcher.fetched_records(  # noqa: SLF001  # see `kafka_source`
-                self._open, max(timeout_s, 0.0), max_records
-            )
+            fetched = await self._fetch(max_records, max(timeout_s, 0.0))
         except KafkaError as exc:
             topics = ", ".join(sorted({tp.topic for tp in self._spans}))
             raise translated(exc, f"reading {topics}") from exc
@@ -120,6 +129,22 @@ class KafkaReader:
                 blocks.append(Block(tp, 0, kept))
         self._close_read()
         return blocks
+
+    async def _fetch(
+        self, max_records: int, timeout_s: float
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Wait for records, or until the last span is at its end: by aborted records, markers, or holes (B24)."""
+        consumer = self._running()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        ends = all(span.end is not None for span in self._spans.values())
+        while True:
+            left = max(deadline - asyncio.get_running_loop().time(), 0.0)
+            fetched: Mapping[TopicPartition, Sequence[Record]]
+            fetched = await consumer._fetcher.fetched_records(  # noqa: SLF001  # see `kafka_source`
+                self._open, min(left, LOOK_S) if ends else left, max_records
+            )
+            if fetched or not ends or left <= LOOK_S or self.done():
+                return fetched
 
     def positions(self) -> Mapping[TP, int]:
         """Next offsets."""

@@ -20,11 +20,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Protocol, Self
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import KafkaError
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Record
-from headrace.streams.kafka_client import bounded, never_create, stop_consumer, translated
+from headrace.streams.kafka_client import (
+    bounded,
+    never_create,
+    own_sticky_assignor,
+    stop_consumer,
+    translated,
+)
 from headrace.streams.kafka_group import CommitRefused, commit_positions, fetch_committed
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
@@ -113,7 +118,7 @@ class KafkaSource:
             # Where retention has removed the committed offset: what is left is still to be answered.
             auto_offset_reset="earliest",
             rebalance_timeout_ms=rebalance_ms,
-            partition_assignment_strategy=(_own_sticky_assignor(),),
+            partition_assignment_strategy=(own_sticky_assignor(),),
         )
         never_create(self._consumer._client)  # noqa: SLF001  # it has no option for it
         self._consumer.subscribe(sorted(self._topics), listener=_Listener(self))
@@ -390,20 +395,3 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
     def on_partitions_assigned(self, assigned: Set[TopicPartition]) -> None:
         """Take over."""
         self._source.assign(frozenset(TP(*tp) for tp in assigned))
-
-
-def _own_sticky_assignor() -> type[StickyPartitionAssignor]:
-    """Make a sticky assignor of one's own.
-
-    aiokafka keeps a member's last assignment in attributes of the class, so all groups of a process, one per
-    model here, would overwrite each other's.
-    """
-
-    class OwnStickyAssignor(StickyPartitionAssignor):  # type: ignore[misc]  # aiokafka is untyped
-        """aiokafka's, with state of its own."""
-
-        member_assignment = None
-        generation = StickyPartitionAssignor.DEFAULT_GENERATION_ID
-        _latest_partition_movements = None
-
-    return OwnStickyAssignor

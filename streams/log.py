@@ -157,7 +157,8 @@ class Source(Protocol):
         """Commit these positions, as they were read, once more; returns the partitions that are still ours.
 
         The last step of a takeover (DELIVERY P-5): the coordinator accepts it from nobody but the current owner, so
-        whatever was read before it was read under our ownership.
+        whatever was read before it was read under our ownership. Each position carries the epoch of the takeover,
+        not the one that it was read with; where nothing was committed it is the first offset that is to be read.
 
         Raises:
             LogError: The coordinator cannot be reached.
@@ -168,7 +169,7 @@ class Reader(Protocol):
     """Reads spans of partitions without a group: replies, status, cancels, replay. An async context manager."""
 
     async def __aenter__(self) -> Self:
-        """Open; spans with `LATEST` start at the end as of now."""
+        """Open; from here on `LATEST` is the end as of now."""
 
     async def __aexit__(self, *exc: object) -> None:
         """Close."""
@@ -228,10 +229,14 @@ class Delivery(Protocol):
         """
 
     async def flush(self) -> None:
-        """Commit now everything that was settled; the source calls it when partitions are revoked and on leaving."""
+        """Commit now everything that was settled; the source calls it when partitions are revoked and on leaving.
+
+        Raises:
+            LogError: A snapshot or the commit failed; what was settled is kept for the next flush.
+        """
 
     async def release(self, owner: TP, *, abort: bool) -> None:
-        """Forget a partition; ``abort`` drops what is buffered."""
+        """Forget a partition; ``abort`` drops what is buffered, what was settled is committed if it is still ours."""
 
 
 class Publisher(Protocol):

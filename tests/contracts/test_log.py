@@ -16,71 +16,7 @@ from headrace.streams.log import (
     Span,
     TopicSpec,
 )
-
-PATIENCE_S = 30.0
-
-
-class Worker:
-    """A `Rebalance` that takes over as DELIVERY P-5 says, and drains what it holds when it is revoked."""
-
-    def __init__(self):
-        self.epochs = {}
-        self.ever = []
-        self.revoked_tps = []
-        self.lost_tps = []
-        self.source = None
-        self.on_revoked = None
-
-    def assigned(self, tps, epoch):
-        self.epochs.update(dict.fromkeys(tps, epoch))
-        self.ever.append((frozenset(tps), epoch))
-        if self.source is not None:
-            self.source.resume(tps)
-
-    async def revoked(self, tps, deadline):
-        assert deadline > asyncio.get_running_loop().time()
-        if self.on_revoked is not None:
-            await self.on_revoked(tps)
-        self.revoked_tps.append(frozenset(tps))
-        for tp in tps:
-            self.epochs.pop(tp, None)
-
-    def lost(self, tps):
-        self.lost_tps.append(frozenset(tps))
-        for tp in tps:
-            self.epochs.pop(tp, None)
-
-
-def join(log, group, topic, worker=None):
-    """Make a member whose worker resumes whatever it is assigned."""
-    worker = worker or Worker()
-    worker.source = log.source(group, {topic}, worker)
-    return worker, worker.source
-
-
-async def eventually(condition, *, of=lambda: None):
-    """Wait until a condition holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await of() if asyncio.iscoroutinefunction(of) else of()
-            await asyncio.sleep(0.005)
-
-
-async def read(source, count, *, max_records=1000):
-    """Poll until ``count`` records have come; returns blocks."""
-    blocks = []
-    async with asyncio.timeout(PATIENCE_S):
-        while sum(len(b.records) for b in blocks) < count:
-            blocks += await source.poll(max_records, 0.5)
-    return blocks
-
-
-def records_of(blocks):
-    return [record for block in blocks for record in block.records]
-
-
-def outs(topic, partition, count, *, start=0, **more):
-    return [Out(topic, partition, None, b"%d" % i, **more) for i in range(start, start + count)]
+from log_kit import PATIENCE_S, Worker, join, outs, read, records_of
 
 
 @pytest.fixture
@@ -321,6 +257,22 @@ class TestReader:
             await publish(outs(topic, 0, 3, start=100))
             assert [r.value for r in records_of(await read(reader, 3))] == [b"100", b"101", b"102"]
             assert not reader.done()
+
+    async def test_latest_as_an_end_is_the_end_at_opening(self, log, topic, publish):
+        """What comes later is not waited for, and a partition without records is read at once."""
+        await publish(outs(topic, 0, 7))
+        await publish(outs(topic, 0, 5))
+        spans = {TP(topic, p): Span(EARLIEST, LATEST) for p in (0, 1)}
+        async with log.reader(spans, committed=True) as reader:
+            await publish(outs(topic, 0, 3, start=100))
+            await publish(outs(topic, 1, 3, start=100))
+            got = records_of(await read(reader, 12))
+            assert [(r.partition, r.offset) for r in got] == [(0, i) for i in range(12)]
+            assert reader.done()
+            assert list(await reader.poll(10, PATIENCE_S)) == []
+            assert reader.positions() == {TP(topic, 0): 12, TP(topic, 1): 0}
+        async with log.reader({TP(topic, 1): Span(LATEST, LATEST)}) as reader:
+            assert reader.done()
 
     async def test_offsets_are_the_true_ones(self, log, topic, publish):
         """Beginning and end, also when the last batch has many records."""
