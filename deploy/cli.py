@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from headrace.deploy.commands_infer import infer
 from headrace.deploy.commands_models import app as models_app
+from headrace.deploy.commands_sequences import sequences
 from headrace.deploy.commands_serve import gateway, serve, worker
 from headrace.deploy.commands_topics import topics
 from headrace.deploy.console import errors
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (serve, worker, gateway, infer, topics):
+for command in (serve, worker, gateway, infer, sequences, topics):
     app.command()(command)
 app.add_typer(models_app, name="models")
 

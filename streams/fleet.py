@@ -137,6 +137,12 @@ class Fleet:
             view = self._refresh(model, now_ms)
         return view
 
+    def workers(self, model: str, now_ms: int) -> list[WorkerStatus]:
+        """Return what the live workers of a model say, sorted by their names."""
+        words = [self._words[key] for key in self._keys.get(model, ())]
+        statuses = [w.status for w in words if w.until_ms > now_ms]
+        return sorted((s for s in statuses if isinstance(s, WorkerStatus)), key=lambda s: s.worker)
+
     def route(self, model: str, version: str, now_ms: int) -> Route:
         """Look up a model version for a request; ``""`` is the highest READY one (SEMANTICS MR-07).
 

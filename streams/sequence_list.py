@@ -83,9 +83,9 @@ class SequencePage:
     total: int
 
     def to_json(self) -> bytes:
-        """Return the body of the answer."""
+        """Return the body of the answer, in ASCII: ids are clients' words, and it may end on a terminal."""
         body = {"total": self.total, "sequences": [row.to_json() for row in self.rows]}
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(body, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, body: bytes) -> Self:
@@ -110,7 +110,7 @@ def merged(pages: Iterable[SequencePage], limit: int) -> SequencePage:
     pages = list(pages)
     rows = sorted(
         (row for page in pages for row in page.rows),
-        key=lambda row: (row.idle_ms, row.partition, str(row.id), row.worker),
+        key=lambda row: (row.idle_ms, row.partition, str(row.id), row.id_type, row.worker),
     )
     return SequencePage(tuple(rows[:limit]), sum(page.total for page in pages))
 

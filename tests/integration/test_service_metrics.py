@@ -20,12 +20,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from headrace.consumers.observe import SequenceMetrics
 from headrace.schemas.batch import Batch
 from headrace.schemas.errors import BackendError
 from headrace.streams.log import Log
 from headrace.streams.memory import MemoryLog
 from headrace.streams.status import Failure
 from headrace.streams.topology import Topology
+from prometheus_client import CollectorRegistry, generate_latest
 from service_kit import Gate, ScriptedBackend, Service, samples, serving, until, write_models
 
 PENDING = "nv_inference_pending_request_count"
@@ -516,6 +518,16 @@ async def test_B78_names_and_units_pass_the_linter_and_labels_hold_no_clients_wo
         assert word not in page
     own = {name for page in pages for name in re.findall(r"# TYPE (\S+)", page)}
     assert {"headrace_gateway_call_duration_seconds", "headrace_queue_seconds"} <= own
+
+
+def test_B78_the_metrics_of_sequences_pass_the_linter() -> None:
+    """All of them, with a model's series."""
+    registry = CollectorRegistry()
+    SequenceMetrics(registry).model("m")
+    page = generate_latest(registry).decode()
+    assert lint(page) == []
+    assert by_promtool(page) == []
+    assert len(re.findall(r"^# TYPE", page, re.MULTILINE)) == 12
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ COMMANDS = (
     ["infer"],
     ["models"],
     ["models", "check"],
+    ["sequences"],
     ["topics"],
 )
 
@@ -85,6 +86,7 @@ def test_an_unknown_option_ends_with_2(capsys):
         (["gateway"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["worker", "x.onnx"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["topics"], 2, "no models are named"),
+        (["sequences", "m"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["models", "check"], 2, "no models are named"),
         (["models", "check", "/nowhere"], 1, "/nowhere"),
         (["infer", "m"], 2, "say what to send: NAME=VALUES, --example, or --request FILE"),

@@ -92,10 +92,26 @@ def test_a_missing_file_is_refused():
         ({"log_level": "loud"}, "--log-level = loud: expected 'debug', 'info'"),
         ({"model_control_mode": "poll"}, "--model-control-mode = poll: expected none;"),
         ({"max_pending": "0"}, "--max-pending = 0: expected greater than or equal to 1"),
+        ({"max_live_sequences": "0"}, "--max-live-sequences = 0: expected greater than or equal"),
+        ({"snapshot_every": "-1"}, "--snapshot-every = -1: expected greater than or equal to 0"),
+        ({"ended_ttl_secs": "nan"}, "--ended-ttl-secs = nan: expected greater than or equal"),
+        (
+            {"worker_advertised_url": "10.0.0.7:8003"},
+            "--worker-advertised-url = 10.0.0.7:8003: expected the root of a URL, such as http://",
+        ),
+        (
+            {"worker_advertised_url": "http://w/metrics"},
+            "--worker-advertised-url = http://w/metrics: expected the root of a URL",
+        ),
     ],
 )
 def test_a_bad_value_is_named_as_the_option_that_carried_it(given, words):
     assert words in refusal(given)
+
+
+def test_a_url_may_end_in_a_slash():
+    settings = load_settings({"worker_advertised_url": "https://w1.example:8443/"})
+    assert settings.worker_advertised_url == "https://w1.example:8443"
 
 
 def test_a_bad_value_is_named_as_the_variable_or_key_that_carried_it(tmp_path, monkeypatch):

@@ -55,6 +55,19 @@ def fleet():
     return Fleet()
 
 
+def test_the_live_workers_of_a_model_are_listed_by_name(fleet):
+    """Not those of other models, nor one that missed three heartbeats; a draining one still is there."""
+    tell(fleet, word("w2", url="http://b"))
+    tell(fleet, word("w1", draining=True))
+    tell(fleet, word("w3", "other"))
+    tell(fleet, word("w4", interval_ms=10))
+    assert [(s.worker, s.url) for s in fleet.workers("mlp", NOW + 100)] == [
+        ("w1", ""),
+        ("w2", "http://b"),
+    ]
+    assert fleet.workers("unknown", NOW) == []
+
+
 def test_a_ready_version_is_found_with_its_topic_and_signature(fleet):
     tell(fleet, word())
     route = fleet.route("mlp", "", NOW)

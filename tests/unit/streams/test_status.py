@@ -12,6 +12,7 @@ from headrace.streams.status import (
     ModelCounts,
     ModelState,
     QueueStatus,
+    SequenceCounts,
     VersionStatus,
     WorkerStatus,
     decode_status,
@@ -39,6 +40,8 @@ def worker_status() -> WorkerStatus:
         draining=True,
         guarantee="at_least_once",
         interval_ms=500,
+        url="http://10.0.0.7:8003",
+        sequences=SequenceCounts(live=5, backlogged=2, parked=9, snapshots_newer=1),
     )
 
 
@@ -76,6 +79,22 @@ def test_missing_fields_take_their_defaults_and_all_failure_reasons_exist():
     )
     assert read.versions[0].counts.failure == dict.fromkeys(Failure, 0)
     assert read.queues == ()
+    assert read.url == ""
+    assert read.sequences is None
+
+
+def test_counts_of_sequences_are_compatible_both_ways():
+    """What an older release does not write is 0, what a newer one adds is ignored, and none stays none."""
+    status = worker_status()
+    body = json.loads(encode_status(status))
+    body["sequences"] = {"live": 3, "hibernating": 7}
+    read = decode_status(status.key, json.dumps(body).encode())
+    assert read.sequences == SequenceCounts(live=3)
+    body["sequences"] = None
+    assert decode_status(status.key, json.dumps(body).encode()).sequences is None
+    stateless = WorkerStatus("w", "m", 1)
+    assert b"sequences" not in encode_status(stateless)
+    assert decode_status(stateless.key, encode_status(stateless)) == stateless
 
 
 @pytest.mark.parametrize(
@@ -91,6 +110,9 @@ def test_missing_fields_take_their_defaults_and_all_failure_reasons_exist():
         b'{"worker":"w","model":"m","at_ms":true}',
         b'{"worker":"w","model":"m","at_ms":1,"versions":[3]}',
         b'{"worker":"w","model":"m","at_ms":1,"assigned":["x"]}',
+        b'{"worker":"w","model":"m","at_ms":1,"url":1}',
+        b'{"worker":"w","model":"m","at_ms":1,"sequences":3}',
+        b'{"worker":"w","model":"m","at_ms":1,"sequences":{"live":"3"}}',
         b'{"worker":"w","model":"m","at_ms":1,"versions":[{"version":1,"state":"READY","config":1}]}',
         b"[" * 100_000,
     ],

@@ -1,0 +1,60 @@
+"""What the options of a worker become: its bounds, and the address that it tells others."""
+
+import socket
+
+import pytest
+from headrace.consumers.settings import WorkerSettings
+from headrace.deploy.process import advertised_url, worker_settings
+from headrace.deploy.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8003"),
+        ("10.0.0.7", "http://10.0.0.7:8003"),
+        ("fd00::7", "http://[fd00::7]:8003"),
+        ("0.0.0.0", f"http://{socket.gethostname()}:8003"),
+        ("::", f"http://{socket.gethostname()}:8003"),
+    ],
+)
+def test_the_address_that_a_worker_tells_is_one_that_others_can_use(address, url):
+    """Every interface is no address: then it is the host's name."""
+    assert advertised_url(Settings(http_address=address), 8003) == url
+
+
+def test_what_the_operator_says_goes_before_what_is_derived():
+    settings = Settings(http_address="0.0.0.0", worker_advertised_url="https://w1.example")
+    assert advertised_url(settings, 8003) == "https://w1.example"
+    assert worker_settings(settings, 8003).advertised_url == "https://w1.example"
+
+
+def test_the_defaults_of_sequences_are_the_same_in_both_places():
+    bounds, plain = worker_settings(Settings(), 8003), WorkerSettings("w")
+    for name in (
+        "max_live_sequences",
+        "max_backlogged_sequences",
+        "max_ended_sequences",
+        "ended_ttl_s",
+        "snapshot_every",
+        "sequence_skew_s",
+    ):
+        assert getattr(bounds, name) == getattr(plain, name), name
+
+
+def test_each_option_of_sequences_arrives_at_its_bound():
+    settings = Settings(
+        max_live_sequences=1,
+        max_backlogged_sequences=2,
+        max_ended_sequences=3,
+        ended_ttl_secs=4,
+        snapshot_every=5,
+        sequence_skew_secs=6,
+    )
+    bounds = worker_settings(settings, 8003)
+    assert bounds.max_live_sequences == 1
+    assert bounds.max_backlogged_sequences == 2
+    assert bounds.max_ended_sequences == 3
+    assert bounds.ended_ttl_s == 4
+    assert bounds.snapshot_every == 5
+    assert bounds.sequence_skew_s == 6
