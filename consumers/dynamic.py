@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import islice
 
+from headrace.consumers.alike import Alike
 from headrace.consumers.queues import EntryQueue
 from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.model_config import DynamicBatching
@@ -61,18 +62,8 @@ class DynamicBatcher(EntryQueue):
         self._preferred_rows = frozenset(self._preferred)
         self._largest = self._preferred[-1]
         self._delay_ns = config.max_queue_delay_us * 1000
-        self._alike = tuple(
-            spec.index
-            for spec in signature.inputs
-            if not spec.fixed and not spec.ragged and spec.batched
-        )
-        # A shape tensor has no rows of its own to join: all requests of a batch must carry the same one.
-        self._equal = tuple(
-            spec.index
-            for spec in signature.inputs
-            if not spec.batched and signature.max_batch_size > 0
-        )
-        self._must_compare = bool(self._alike or self._equal or signature.has_optional)
+        self._alike = Alike(signature)
+        self._must_compare = self._alike.must_compare
         self._walk = _Walk(self.breaks)
         self._now_ns = 0
 
@@ -162,13 +153,5 @@ class DynamicBatcher(EntryQueue):
         return walk
 
     def _fits(self, first: Entry, entry: Entry) -> bool:
-        """Tell whether two requests may share a batch (DB-12): same inputs, same shapes unless ragged."""
-        mine, other = first.shapes, entry.shapes
-        if mine != other:
-            if any(mine[index] != other[index] for index in self._alike):
-                return False
-            if any((a is None) != (b is None) for a, b in zip(mine, other, strict=True)):
-                return False
-        return not self._equal or all(
-            first.data[index] == entry.data[index] for index in self._equal
-        )
+        """Tell whether two requests may share a batch (DB-12)."""
+        return self._alike.fits(first, entry)

@@ -217,7 +217,9 @@ class EntryQueue:
         for entry in found:
             self._remove(entry)
         return [
-            Refusal(entry, Cancelled(_prefix(entry) + "Request cancelled while it was queued"))
+            Refusal(
+                entry, Cancelled(request_prefix(entry) + "Request cancelled while it was queued")
+            )
             for entry in found
         ]
 
@@ -315,7 +317,7 @@ class EntryQueue:
         if expires_ns and expires_ns < now_ns:
             return _deadline_passed(entry)
         if 0 < level.max_size <= len(level):
-            return QueueFull(_prefix(entry) + "Exceeds maximum queue size")
+            return QueueFull(request_prefix(entry) + "Exceeds maximum queue size")
         if entry.rows != 1:
             self._multiple += 1
         if entry.correlation_id:
@@ -368,16 +370,17 @@ class EntryQueue:
             heapify(self._heap)
 
 
-def _prefix(entry: Entry) -> str:
+def request_prefix(entry: Entry) -> str:
+    """Return what Triton's texts about a queued request begin with (QT-01)."""
     return f"[request id: {entry.id or '<id_unknown>'}] "
 
 
 def _timeout_expired(entry: Entry) -> InferError:
-    return DeadlineExceeded(_prefix(entry) + "Request timeout expired")
+    return DeadlineExceeded(request_prefix(entry) + "Request timeout expired")
 
 
 def _deadline_passed(entry: Entry) -> InferError:
     return DeadlineExceeded(
-        f"{_prefix(entry)}the request's deadline, {entry.deadline_ms} ms since the epoch, passed in the queue",
+        f"{request_prefix(entry)}the request's deadline, {entry.deadline_ms} ms since the epoch, passed in the queue",
         reason=Reason.DEADLINE_PASSED,
     )

@@ -1,0 +1,150 @@
+"""Sequences that wait for a slot: first come first served within a partition, partitions in turn (SEMANTICS SQ-07).
+
+A partition is one order for its readers, so a partition with a thousand new sequences must not make the sequences of
+all others wait behind them (KX-04). Everything here is found without walking over what waits. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from headrace.consumers.live_sequence import LiveSequence
+from headrace.schemas.record import TP
+
+_SLACK = 256
+"""Stale heap items that are tolerated before tidying up."""
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogBounds:
+    """What may wait for slots of one model version whose sequences cannot be parked (DESIGN §7).
+
+    Attributes:
+        sequences: Backlogged sequences per input partition; a START beyond them is answered ``queue_full``.
+        records: Their queued requests over all partitions; beyond, the newest backlogged sequence is answered so.
+        span: Offsets between the oldest request that waits in a partition's backlog and the newest one that was
+            read; from there on the sequence of the oldest one is answered so: its partition could not be read further.
+    """
+
+    sequences: int
+    records: int
+    span: int
+
+
+class _Partition:
+    """What waits of one partition: lanes in order of coming, with their numbers; and the offsets of their heads."""
+
+    __slots__ = ("heads", "lanes")
+
+    def __init__(self) -> None:
+        # An ordered dict: the first of a plain one is found by walking over the places of all that left before.
+        self.lanes: OrderedDict[LiveSequence, int] = OrderedDict()
+        self.heads: list[tuple[int, int, LiveSequence]] = []
+
+
+class Backlog:
+    """Lanes without a slot whose head could run. The head of a lane does not change while the lane is in here.
+
+    Attributes:
+        records: Queued requests of all of them; who lengthens a lane's queue adds to it.
+    """
+
+    def __init__(self, *, by_offset: bool) -> None:
+        """Start empty.
+
+        Args:
+            by_offset: `oldest` will be asked for.
+        """
+        self.records = 0
+        self._by_offset = by_offset
+        self._partitions: OrderedDict[TP, _Partition] = OrderedDict()  # whose turn it is first
+        self._size = 0
+        self._number = 0
+
+    def __len__(self) -> int:
+        """Return the number of lanes."""
+        return self._size
+
+    def __repr__(self) -> str:
+        """Show the counts."""
+        return f"Backlog({self._size} sequences of {len(self._partitions)} partitions, {self.records} records)"
+
+    def __contains__(self, lane: LiveSequence) -> bool:
+        """Whether a lane waits here."""
+        part = self._partitions.get(lane.tp)
+        return part is not None and lane in part.lanes
+
+    def waiting(self, tp: TP) -> int:
+        """Return the number of lanes of a partition."""
+        part = self._partitions.get(tp)
+        return 0 if part is None else len(part.lanes)
+
+    def add(self, lane: LiveSequence) -> None:
+        """Let a lane wait behind the others of its partition."""
+        assert lane.head is not None
+        part = self._partitions.get(lane.tp)
+        if part is None:
+            part = self._partitions[lane.tp] = _Partition()
+        self._number += 1
+        part.lanes[lane] = self._number
+        self._size += 1
+        self.records += lane.waiting
+        if self._by_offset:
+            heappush(part.heads, (lane.head.record.offset, self._number, lane))
+
+    def remove(self, lane: LiveSequence) -> None:
+        """Take a lane out, wherever it stands; its queue is as long as it was."""
+        part = self._partitions[lane.tp]
+        del part.lanes[lane]
+        self._left(part, lane)
+        if not part.lanes:
+            del self._partitions[lane.tp]
+
+    def next(self) -> LiveSequence:
+        """Return the lane whose turn it is; there is one."""
+        part = next(iter(self._partitions.values()))
+        return next(iter(part.lanes))
+
+    def pop(self) -> LiveSequence:
+        """Take out the lane whose turn it is; its partition comes behind all others."""
+        tp, part = next(iter(self._partitions.items()))
+        lane, _ = part.lanes.popitem(last=False)
+        self._left(part, lane)
+        if part.lanes:
+            self._partitions.move_to_end(tp)
+        else:
+            del self._partitions[tp]
+        return lane
+
+    def newest(self) -> LiveSequence:
+        """Return the lane that came last; there is one. Walks over partitions only."""
+        lasts = [next(reversed(part.lanes.items())) for part in self._partitions.values()]
+        return max(lasts, key=lambda last: last[1])[0]
+
+    def oldest(self, tp: TP) -> LiveSequence | None:
+        """Return the lane of a partition whose head has the lowest offset, None if none waits."""
+        part = self._partitions.get(tp)
+        if part is None:
+            return None
+        heads = part.heads
+        while part.lanes.get(heads[0][2]) != heads[0][1]:
+            heappop(heads)
+        return heads[0][2]
+
+    def drop(self, tp: TP) -> list[LiveSequence]:
+        """Take out all lanes of a partition."""
+        part = self._partitions.pop(tp, None)
+        if part is None:
+            return []
+        self._size -= len(part.lanes)
+        self.records -= sum(lane.waiting for lane in part.lanes)
+        return list(part.lanes)
+
+    def _left(self, part: _Partition, lane: LiveSequence) -> None:
+        self._size -= 1
+        self.records -= lane.waiting
+        if len(part.heads) > _SLACK + 2 * len(part.lanes):
+            part.heads = [item for item in part.heads if part.lanes.get(item[2]) == item[1]]
+            heapify(part.heads)

@@ -1,0 +1,567 @@
+"""What both strategies of the sequence batcher share: slots, backlog, parking, refusals (SEMANTICS §1.7, §4.6). Pure.
+
+Rules of this module:
+
+1. A lane (`headrace.consumers.live_sequence.LiveSequence`) is *idle* (nothing queued, nothing runs), *running*, or
+   its head decides: an entry with an error is refused, one for another version moves the lane there, and any other
+   makes the lane *ready* if it has a slot, and *backlogged* if there is none (SQ-07).
+2. A slot belongs to one lane or is free. `LiveSequence.slot` is the only title to it, and is given up in one place,
+   `SequenceBatcher._free_slot`: so no race of cancel, expiry, drop and end frees it twice (FAULTS B87).
+3. A lane keeps its slot until its sequence has ended and nothing of it runs. Where the model declares its states,
+   they are in memory whoever has the slot; so there a lane is *parked*, which means without its slot, when it is
+   idle and another one waits, or when its own next request is younger than the one that waits. A slot therefore
+   always comes, whatever ENDs were not read yet, and the bounds of the backlog need not do anything.
+4. A model with memory of its own finds it by slot, so no lane is parked. There the backlog is bounded, and what
+   exceeds it is answered ``queue_full``: else a partition could not be read on to the END that frees a slot.
+5. A lane's requests are answered in order. What is refused waits for `SequenceBatcher.expire` unless the call can
+   return it, and until it was fetched the lane runs nothing. What `done` brings about is to be answered behind the
+   batch.
+6. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses.
+
+Priority is ignored (SQ-15).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
+
+from headrace.consumers.alike import Alike
+from headrace.consumers.backlog import Backlog, BacklogBounds
+from headrace.consumers.backlog_timeouts import BacklogTimeouts
+from headrace.consumers.batcher import Refusal
+from headrace.consumers.live_sequence import NO_SLOT, LiveSequence
+from headrace.consumers.queues import request_prefix
+from headrace.consumers.slots import Slots, instance_of, row_of
+from headrace.schemas.batch import Batch, Entry
+from headrace.schemas.errors import Cancelled, DeadlineExceeded, InferError, QueueFull, Reason
+from headrace.schemas.model_config import SequenceBatching
+from headrace.schemas.record import TP
+from headrace.schemas.sequence import Flag, SequenceState
+from headrace.schemas.signature import Signature
+
+__all__ = ["BacklogBounds", "SequenceBatcher"]
+
+
+class SequenceBatcher(ABC):
+    """Sequences of one model version on its instances; see `headrace.consumers.batcher.Batcher`.
+
+    Attributes:
+        version: Model version.
+        parked: How often a lane lost its slot to another one so far.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        config: SequenceBatching,
+        *,
+        version: int,
+        initial: SequenceState,
+        instances: int,
+        bounds: BacklogBounds,
+        on_idle: Callable[[LiveSequence], None],
+        on_moved: Callable[[LiveSequence], None],
+    ) -> None:
+        """Start with all slots free.
+
+        Args:
+            signature: Of the model version.
+            config: Its ``sequence_batching``.
+            version: Its number.
+            initial: Every sequence's state at START.
+            instances: How many there are, numbered from 0.
+            bounds: Of the backlog; without effect where the model declares its states.
+            on_idle: Told each time that a lane has become idle, open or not; it has no slot then if it is not.
+            on_moved: Told that a lane's next request runs on another version; it has left this batcher.
+        """
+        self.version = version
+        self.parked = 0
+        self._signature = signature
+        self._initial = initial
+        self._bounds = bounds
+        self._parks = bool(config.states)
+        self._delay_ns = config.max_queue_delay_us * 1000
+        self._on_idle = on_idle
+        self._on_moved = on_moved
+        self._alike = Alike(signature)
+        self._varies = any(dim < 0 for state in config.states for dim in state.dims)
+        self._must_compare = self._alike.must_compare or self._varies
+        self._slots = Slots(self._prepare(config), range(instances))
+        self._backlog = Backlog(by_offset=not self._parks)
+        self._timeouts = BacklogTimeouts()
+        # Idle lanes with a slot that others may take, the longest idle first.
+        self._idle: OrderedDict[LiveSequence, None] = OrderedDict()
+        # Lanes with a slot, by partition.
+        self._holders: dict[TP, dict[int, LiveSequence]] = {}
+        # Lanes with a head that could run, of which something refused was not fetched yet.
+        self._held: dict[LiveSequence, None] = {}
+        self._refused: list[Refusal] = []
+        self._refused_at = 0
+        self._by_id: dict[bytes, dict[Entry, None]] = {}
+        self._newest: dict[
+            TP, int
+        ] = {}  # offset that was offered last, where the backlog is bounded
+        self._size = 0
+        self._now_ns = 0
+
+    @abstractmethod
+    def _prepare(self, config: SequenceBatching) -> int:
+        """Make the strategy's own tables; returns the number of slots of an instance (SB-11)."""
+
+    @abstractmethod
+    def _make_ready(self, lane: LiveSequence) -> None:
+        """Let `take` have a lane: it has a slot, and its head may run."""
+
+    @abstractmethod
+    def _withdraw(self, lane: LiveSequence) -> None:
+        """Undo that for a lane that is ready; its head is still there."""
+
+    @abstractmethod
+    def _due_ns(self) -> int | None:
+        """Return when `take` changes its answer by time alone, None if it does not."""
+
+    @abstractmethod
+    def take(self, instance: int, now_ns: int, *, flush: bool = False) -> Batch | None:
+        """Return the batch that a free instance should run now, or None to wait."""
+
+    @property
+    def live(self) -> int:
+        """Number of lanes that have a slot."""
+        return len(self._slots)
+
+    @property
+    def backlogged(self) -> int:
+        """Number of lanes that wait for a slot."""
+        return len(self._backlog)
+
+    def __len__(self) -> int:
+        """Return the number of queued entries, executing ones not counted."""
+        return self._size
+
+    def __repr__(self) -> str:
+        """Show the counts."""
+        return (
+            f"{type(self).__name__}({self._size} queued, {self.live} live, {self.backlogged} backlogged, "
+            f"{len(self._refused)} to refuse)"
+        )
+
+    def queues(self) -> Sequence[tuple[int, int, int]]:
+        """Return the one queue that there is: level 0, queued entries, no ``max_queue_size``."""
+        return [(0, self._size, 0)]
+
+    def place(self, lane: LiveSequence) -> tuple[int, int]:
+        """Return instance and row of a lane that has a slot."""
+        return instance_of(lane.slot), row_of(lane.slot)
+
+    # --- what comes ---
+
+    def offer(self, entries: Sequence[Entry], now_ns: int) -> Sequence[Refusal]:
+        """Queue entries in their lanes and set their ``admitted_ns``.
+
+        Args:
+            entries: In offset order per partition; each has its ``sequence``, whose queue is here or nowhere. An
+                ``error`` says that the entry is to be answered in its turn without running.
+            now_ns: Monotonic time.
+
+        Returns:
+            What is refused by now, in order.
+        """
+        self._sweep(now_ns)
+        woken: list[LiveSequence] = []
+        for entry in entries:
+            entry.admitted_ns = now_ns
+            lane: LiveSequence = entry.sequence
+            if lane.head is not None:
+                lane.push(entry)
+                if lane.slot == NO_SLOT and lane in self._backlog:
+                    self._backlog.records += 1
+                    self._note(lane, entry, is_waiting=True)
+                elif entry.timeout_us or entry.expires_ns or entry.correlation_id:
+                    self._note(lane, entry)
+                continue
+            lane.push(entry)
+            if entry.timeout_us or entry.expires_ns or entry.correlation_id:
+                self._note(lane, entry)
+            if lane.running is None:
+                if lane.slot != NO_SLOT:
+                    # Before anybody else of this block looks for a slot to take over.
+                    self._idle.pop(lane, None)
+                woken.append(lane)
+        self._size += len(entries)
+        if not self._parks:
+            for entry in entries:
+                self._newest[entry.tp] = entry.record.offset
+        for lane in woken:
+            self._advance(lane)
+        if self._backlog:
+            self._fill()
+            if not self._parks:
+                self._keep_bounds({entry.tp for entry in entries})
+        return self._fetch()
+
+    def adopt(self, lane: LiveSequence, now_ns: int) -> None:
+        """Take over a lane with its queue: its next request starts it anew on this version. It has no slot."""
+        assert lane.slot == NO_SLOT
+        assert lane.running is None
+        self._sweep(now_ns)
+        self._size += lane.waiting
+        for entry in lane:
+            self._note(lane, entry)
+        self._advance(lane)
+
+    def resize(self, instances: Set[int]) -> None:
+        """Set which instances exist (SQ-21): removed ones get no new lanes, and serve theirs to the end."""
+        self._slots.resize(instances)
+        for lane in [lane for lane in self._idle if not self._slots.serves(lane.slot)]:
+            self._park(lane)
+        self._fill()
+
+    # --- what ends ---
+
+    def done(self, batch: Batch, now_ns: int) -> None:
+        """Take note that a batch was executed, or given up: each lane stands where its step left it (SQ-13)."""
+        self._sweep(now_ns)
+        for entry, before in zip(batch.entries, batch.states, strict=True):
+            if entry is None:
+                continue
+            lane: LiveSequence = entry.sequence
+            if lane.is_dropped:
+                lane.running = None
+                self._free_slot(lane)
+                continue
+            lane.finish(before)
+            head = lane.head
+            if head is None:
+                self._rest(lane)
+            elif head.error is not None:
+                self._advance(lane)
+            else:
+                self._proceed(lane)
+        if self._backlog:
+            self._fill()
+
+    def release(self, lane: LiveSequence) -> None:
+        """Take an idle lane's slot away; does nothing if it has none here (FAULTS B87, B88)."""
+        if lane.is_idle and self._holders.get(lane.tp, {}).get(lane.slot) is lane:
+            self._idle.pop(lane, None)
+            self._free_slot(lane)
+            self._fill()
+
+    def cancel(self, ids: Set[bytes]) -> Sequence[Refusal]:
+        """End the sequences of the queued entries with these correlation ids, with all that is queued of them (SQ-16).
+
+        Returns:
+            What is refused by now; what waits for a running step of its sequence follows in its turn.
+        """
+        named = [entry for key in sorted(ids & self._by_id.keys()) for entry in self._by_id[key]]
+        for lane in dict.fromkeys(entry.sequence for entry in named):
+            self._doom(lane, _cancelled)
+        self._fill()
+        return self._fetch()
+
+    def expire(self, now_ns: int) -> Sequence[Refusal]:
+        """Return what was refused: errors whose turn has come, and sequences that waited too long (SQ-09)."""
+        self._sweep(now_ns)
+        return self._fetch()
+
+    def drop(self, tp: TP) -> Sequence[Entry]:
+        """Remove a partition's lanes without answering: it is revoked or lost. What runs frees its slot at its end."""
+        found: list[Entry] = []
+        lanes = [*self._backlog.drop(tp), *self._holders.pop(tp, {}).values()]
+        lanes += [lane for lane in self._held if lane.tp == tp and lane.slot == NO_SLOT]
+        for lane in lanes:
+            lane.is_dropped = True
+            if lane.slot != NO_SLOT and lane.running is None:
+                if lane.head is None:
+                    self._idle.pop(lane, None)
+                elif lane not in self._held:
+                    self._withdraw(lane)
+                self._free_slot(lane)
+            self._held.pop(lane, None)
+            found += self._leave(lane)
+        found += [refusal.entry for refusal in self._refused if refusal.entry.tp == tp]
+        self._refused = [refusal for refusal in self._refused if refusal.entry.tp != tp]
+        self._newest.pop(tp, None)
+        self._fill()
+        return found
+
+    def wake_at(self) -> int | None:
+        """Return the soonest time at which time alone changes an answer; a past one while refusals wait."""
+        if self._refused:
+            return self._refused_at
+        due_ns, timeout_ns = self._due_ns(), self._timeouts.wake_at()
+        if due_ns is None or timeout_ns is None:
+            return timeout_ns if due_ns is None else due_ns
+        return min(due_ns, timeout_ns)
+
+    # --- a lane's next step ---
+
+    def _advance(self, lane: LiveSequence) -> None:
+        """Refuse what stands at the head of a lane's queue with an error; nothing of the lane runs."""
+        refused = False
+        while (head := lane.head) is not None and head.error is not None:
+            lane.pop()
+            self._forget(head)
+            lane.refuse(head)
+            if not self._refused:
+                self._refused_at = self._now_ns
+            self._refused.append(Refusal(head, head.error))
+            self._size -= 1
+            refused = True
+        if head is None:
+            self._rest(lane)
+        elif refused:
+            self._held[lane] = None
+        else:
+            self._proceed(lane)
+
+    def _proceed(self, lane: LiveSequence) -> None:
+        """Let a lane's head run: it has no error, and nothing of the lane runs."""
+        head, state = lane.head, lane.state
+        assert head is not None
+        if lane.slot != NO_SLOT:
+            if state is not None and state.flag is not Flag.LIVE:
+                # The sequence is over, and its successor waits like any other new one (SQ-05, KX-03).
+                self._free_slot(lane)
+                self._fill()
+            elif self._backlog and self._yields(head):
+                self.parked += 1
+                self._free_slot(lane)
+                self._fill()
+        if head.version != self.version:
+            self._free_slot(lane)
+            self._size -= lane.waiting
+            for entry in lane:
+                self._forget(entry)
+            self._timeouts.forget(lane)
+            self._fill()
+            self._on_moved(lane)
+        elif lane.slot != NO_SLOT:
+            self._make_ready(lane)
+        else:
+            self._admit(lane)
+
+    def _yields(self, head: Entry) -> bool:
+        """Whether a lane that could go on lets a backlogged one go first, whose request waits for longer."""
+        waiting = self._backlog.next().head
+        assert waiting is not None
+        return self._parks and waiting.admitted_ns < head.admitted_ns
+
+    def _rest(self, lane: LiveSequence) -> None:
+        """Take note that a lane has become idle."""
+        if lane.slot != NO_SLOT:
+            if not lane.is_open:
+                self._free_slot(lane)
+            elif self._parks:
+                if self._slots.serves(lane.slot):
+                    self._idle[lane] = None
+                else:
+                    self._park(lane)
+        if self._timeouts:
+            self._timeouts.forget(lane)
+        self._on_idle(lane)
+
+    # --- slots and backlog ---
+
+    def _admit(self, lane: LiveSequence) -> None:
+        """Give a lane a slot or let it wait; behind those that wait already."""
+        if not self._backlog:
+            slot = self._spare_slot()
+            if slot != NO_SLOT:
+                self._bind(lane, slot)
+                return
+        if not self._parks:
+            full = self._full(lane)
+            if full:
+                lane.doom(partial(self._queue_full, why=full))
+                self._advance(lane)
+                return
+        self._backlog.add(lane)
+        if self._timeouts:
+            self._timeouts.arm(lane)
+
+    def _fill(self) -> None:
+        """Give slots to those that wait, as far as there are any."""
+        while self._backlog:
+            slot = self._spare_slot()
+            if slot == NO_SLOT:
+                return
+            lane = self._backlog.pop()
+            self._timeouts.disarm(lane)
+            self._bind(lane, slot)
+
+    def _spare_slot(self) -> int:
+        """Return a free slot, else that of the lane that is idle for longest; `NO_SLOT` if there is neither."""
+        slot = self._slots.take()
+        while slot == NO_SLOT and self._idle:
+            self._park(next(iter(self._idle)))
+            slot = self._slots.take()
+        return slot
+
+    def _bind(self, lane: LiveSequence, slot: int) -> None:
+        lane.slot = slot
+        try:
+            self._holders[lane.tp][slot] = lane
+        except KeyError:
+            self._holders[lane.tp] = {slot: lane}
+        self._make_ready(lane)
+
+    def _park(self, lane: LiveSequence) -> None:
+        """Take the slot of an idle lane, which lives on without."""
+        self._idle.pop(lane, None)
+        self._free_slot(lane)
+        self.parked += 1
+
+    def _free_slot(self, lane: LiveSequence) -> None:
+        """Let a lane have no slot; the only place where one becomes free."""
+        slot = lane.slot
+        if slot == NO_SLOT:
+            return
+        lane.slot = NO_SLOT
+        self._slots.free(slot)
+        holders = self._holders.get(lane.tp)
+        if holders is not None and holders.get(slot) is lane:  # else its partition was dropped
+            del holders[slot]
+
+    # --- refusals ---
+
+    def _doom(self, lane: LiveSequence, make: Callable[[Entry], InferError]) -> None:
+        """End a lane with all that is queued of it; what runs goes on, and the errors follow it."""
+        lane.doom(make)
+        if lane.running is not None:
+            return
+        if lane in self._held:
+            del self._held[lane]
+        elif lane.slot == NO_SLOT:
+            self._backlog.remove(lane)
+        else:
+            self._withdraw(lane)
+        self._advance(lane)
+
+    def _full(self, lane: LiveSequence) -> str:
+        """Return why the backlog has no room for a lane, or ``""``."""
+        assert lane.head is not None
+        if self._backlog.waiting(lane.tp) >= self._bounds.sequences:
+            return f"partition {lane.tp.partition} has {self._bounds.sequences} sequences waiting for a slot, expected fewer"
+        return self._too_many(lane.waiting) or self._too_far(lane.tp, lane.head)
+
+    def _too_many(self, more: int) -> str:
+        records = self._backlog.records + more
+        if records <= self._bounds.records:
+            return ""
+        return f"{records} requests would wait for a slot, expected at most {self._bounds.records}"
+
+    def _too_far(self, tp: TP, head: Entry) -> str:
+        span = self._newest.get(tp, 0) - head.record.offset
+        if span < self._bounds.span:
+            return ""
+        return f"partition {tp.partition} is read {span} offsets ahead, expected less than {self._bounds.span}"
+
+    def _keep_bounds(self, tps: Iterable[TP]) -> None:
+        """End what makes the backlog too long, or keeps a partition from being read on."""
+        while why := self._too_many(0):
+            self._doom(self._backlog.newest(), partial(self._queue_full, why=why))
+        for tp in tps:
+            while (oldest := self._backlog.oldest(tp)) is not None:
+                assert oldest.head is not None
+                if not (why := self._too_far(tp, oldest.head)):
+                    break
+                self._doom(oldest, partial(self._queue_full, why=why))
+
+    def _queue_full(self, entry: Entry, why: str) -> InferError:
+        return QueueFull(
+            f"{request_prefix(entry)}Exceeds maximum queue size of the backlog of model "
+            f"'{self._signature.model_name}': {why}"
+        )
+
+    def _sweep(self, now_ns: int) -> None:
+        """End what has waited too long by now; every use of the clock passes here."""
+        self._now_ns = now_ns
+        while (found := self._timeouts.pop(now_ns)) is not None:
+            lane, is_deadline = found
+            self._doom(lane, _deadline_passed if is_deadline else _timeout_expired)
+
+    def _fetch(self) -> Sequence[Refusal]:
+        """Return what was refused, and let those lanes go on."""
+        if not self._refused:
+            return ()
+        refused, self._refused = self._refused, []
+        held, self._held = self._held, {}
+        for lane in held:
+            self._proceed(lane)
+        return refused
+
+    # --- what is known of single entries ---
+
+    def _note(self, lane: LiveSequence, entry: Entry, *, is_waiting: bool = False) -> None:
+        """Keep what is not always there: correlation id, timeout, deadline."""
+        if entry.correlation_id:
+            self._by_id.setdefault(entry.correlation_id, {})[entry] = None
+        if entry.timeout_us or entry.expires_ns:
+            self._timeouts.note(lane, entry)
+            if is_waiting:
+                self._timeouts.arm(lane)
+
+    def _forget(self, entry: Entry) -> None:
+        """Undo that for an entry that has left the queue, but for its times: those are the lane's."""
+        if entry.correlation_id:
+            same = self._by_id[entry.correlation_id]
+            del same[entry]
+            if not same:
+                del self._by_id[entry.correlation_id]
+
+    def _leave(self, lane: LiveSequence) -> list[Entry]:
+        """Empty a lane's queue."""
+        entries = lane.clear()
+        for entry in entries:
+            self._forget(entry)
+        self._timeouts.forget(lane)
+        self._size -= len(entries)
+        return entries
+
+    def _started(self, entries: Sequence[Entry | None], count: int) -> None:
+        """Take note of what `take` has started."""
+        self._size -= count
+        if self._by_id:
+            for entry in entries:
+                if entry is not None:
+                    self._forget(entry)
+
+    def _before(self, lane: LiveSequence) -> SequenceState:
+        """Return the state from which a lane's head starts."""
+        assert lane.head is not None
+        if lane.head.sequence_start or lane.state is None:
+            return self._initial
+        return lane.state
+
+    def _fits(self, first: LiveSequence, lane: LiveSequence) -> bool:
+        """Tell whether two lanes' heads may share a batch: alike inputs, and states of the same shapes (SQ-12)."""
+        assert first.head is not None
+        assert lane.head is not None
+        if self._varies and self._before(first).shapes != self._before(lane).shapes:
+            return False
+        return self._alike.fits(first.head, lane.head)
+
+
+def _cancelled(entry: Entry) -> InferError:
+    return Cancelled(
+        f"{request_prefix(entry)}Request cancelled while it was queued, as all queued requests of sequence "
+        f"{entry.sequence_id} were"
+    )
+
+
+def _timeout_expired(entry: Entry) -> InferError:
+    return DeadlineExceeded(
+        f"{request_prefix(entry)}timeout of the corresponding sequence has been expired"
+    )
+
+
+def _deadline_passed(entry: Entry) -> InferError:
+    return DeadlineExceeded(
+        f"{request_prefix(entry)}timeout of the corresponding sequence has been expired: the deadline of one of its "
+        "requests passed in the backlog",
+        reason=Reason.DEADLINE_PASSED,
+    )
