@@ -15,7 +15,7 @@ import onnx_models
 import pytest
 from backend_kit import CPU, batch_of, completed, run, run_one, texts
 from headrace.backends.backend import Backend, Device, find_backend
-from headrace.backends.onnx_signature import DATATYPES
+from headrace.backends.onnx_tensors import DATATYPES
 from headrace.backends.onnxruntime import OnnxRuntimeBackend
 from headrace.backends.ort import check_installation
 from headrace.schemas.errors import BackendError, ConfigError, InvalidRequest, OutOfMemory, Reason
