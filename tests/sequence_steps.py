@@ -53,6 +53,7 @@ class Steps:
     Attributes:
         instance: Runs them.
         signature: Of the model.
+        initial: What each state is at START.
         states: By sequence id, as of its last step.
         execution: The last one.
     """
@@ -66,15 +67,13 @@ class Steps:
         self.execution: Execution | None = None
         self.instance = instance
         self._repeatable = repeatable
-        self._initial = initial_state(self.signature)
+        self.initial = initial_state(self.signature)
 
     def batch(self, *steps: Step | None) -> Batch:
         """Form a batch; a None is a padding row."""
         entries = [None if step is None else self._entry(step) for step in steps]
         states = [
-            self._initial
-            if step is None or step.start
-            else self.states.get(step.id, self._initial)
+            self.initial if step is None or step.start else self.states.get(step.id, self.initial)
             for step in steps
         ]
         return Batch(self.signature, entries, states)

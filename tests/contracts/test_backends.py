@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_models
+import onnx_sequence_models
 import pytest
 from backend_kit import batch_of, completed, parsed, run, run_one, texts
 from headrace.backends.backend import Backend, Device, Instance, Model, backend_names, find_backend
@@ -17,6 +18,7 @@ from headrace.schemas.errors import BackendError, ConfigError
 from headrace.schemas.model_config import InstanceKind, ModelConfig
 from headrace.schemas.split import split_output
 from headrace.schemas.tensor import Datatype
+from sequence_steps import Step, Steps, outputs_of
 
 TWO_PAIRS = """
 max_batch_size: 64
@@ -28,6 +30,15 @@ output [
   { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] },
   { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ -1 ] }
 ]
+"""
+
+SUMS = """
+max_batch_size: 8
+input [{ name: "INPUT" data_type: TYPE_INT32 dims: [ 2 ] }]
+output [{ name: "OUTPUT" data_type: TYPE_INT32 dims: [ 2 ] }]
+sequence_batching {
+  state [{ input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_INT32 dims: [ 2 ] }]
+}
 """
 
 
@@ -241,6 +252,42 @@ class BackendContract:
         """Return config, model, a request that fails and one that does not."""
         raise NotImplementedError
 
+    def sums(
+        self, backend: Backend, directory: Path, text: str = SUMS
+    ) -> tuple[ModelConfig, Model]:
+        """Load a model that adds INPUT to its declared state and answers with it."""
+        raise NotImplementedError
+
+    def test_SB07_a_sequence_model_gives_the_state_that_it_is_fed_next(
+        self, backend, tmp_path
+    ) -> None:
+        """SQ-13, SQ-18: steps in any rows, beside any others and padding, equal each sequence alone."""
+        config, model = self.sums(backend, tmp_path)
+        assert model.repeatable
+        steps = Steps(config, model.instance("model_0_0", self.device()))
+        rng = random.Random(11)
+        alone: dict[int, int] = {}
+        for _ in range(60):
+            batch: list[Step | None] = []
+            for one in rng.sample(range(6), rng.randint(1, 6)):
+                value, start = rng.randint(-9, 9), one not in alone or rng.random() < 0.1
+                alone[one] = value if start else alone[one] + value
+                given = np.array([[value, -value]], "<i4")
+                batch.append(Step(one, {"INPUT": given}, start))
+            batch.insert(rng.randint(0, len(batch)), None)
+            expected = [None if s is None else [alone[s.id], -alone[s.id]] for s in batch]
+            assert outputs_of(steps.run(*batch)) == expected
+
+    def test_SB09_a_state_that_is_an_output_too_is_returned(self, backend, tmp_path) -> None:
+        """Under its own name, with what the sequence keeps."""
+        text = SUMS + 'output [{ name: "STATE_OUT" data_type: TYPE_INT32 dims: [ 2 ] }]'
+        config, model = self.sums(backend, tmp_path, text)
+        steps = Steps(config, model.instance("model_0_0", self.device()))
+        given = {"INPUT": np.array([[3, 4]], "<i4")}
+        assert outputs_of(steps.run(Step(1, given, True)), "STATE_OUT") == [[3, 4]]
+        assert outputs_of(steps.run(Step(1, given)), "STATE_OUT") == [[6, 8]]
+        assert steps.state(1).tolist() == [6, 8]
+
     def test_a_complete_configuration_is_left_alone(self, backend, tmp_path) -> None:
         """AC-02: nothing is filled where inputs and outputs are listed."""
         path = self.write(tmp_path, onnx_models.identity("FP32", [None], pairs=2))
@@ -273,6 +320,11 @@ class TestIdentity(BackendContract):
         )
         return config, model, bad, good
 
+    def sums(self, backend, directory, text=SUMS):
+        flag = 'parameters { key: "accumulate" value { string_value: "true" } }'
+        config = completed(backend, directory, text + flag)
+        return config, backend.load(config, directory)
+
 
 class TestOnnxRuntime(BackendContract):
     name = "onnxruntime"
@@ -287,6 +339,11 @@ class TestOnnxRuntime(BackendContract):
         config = completed(backend, path)
         bad, good = ({"index": np.full((1, 1), v, "<i8")} for v in (99, 2))
         return config, backend.load(config, path), bad, good
+
+    def sums(self, backend, directory, text=SUMS):
+        path = self.write(directory, onnx_sequence_models.accumulator("INT32", 2))
+        config = completed(backend, path, text)
+        return config, backend.load(config, path)
 
 
 @pytest.mark.gpu
