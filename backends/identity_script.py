@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headrace.schemas.config_parameters import SERVER_PARAMETERS
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import ModelConfig
 
@@ -112,7 +113,7 @@ def read_script(config: ModelConfig) -> Script:
     """
     given = config.parameters
     for key in given:
-        if key not in PARAMETERS:
+        if key not in PARAMETERS and key not in SERVER_PARAMETERS:
             near = difflib.get_close_matches(key, PARAMETERS, 1)
             raise ConfigError(
                 f"unknown to the identity backend{f', did you mean {near[0]!r}?' if near else ''}; "

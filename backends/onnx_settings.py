@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headrace.schemas.config_parameters import BATCH_AXIS, CONSTANT
+from headrace.schemas.config_parameters import BATCH_AXIS, CONSTANT, SERVER_PARAMETERS
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import InstanceKind, ModelConfig
 
@@ -126,7 +126,9 @@ def default_threads(config: ModelConfig, cores: int) -> int:
 
 def _warn_unknown(config: ModelConfig) -> None:
     for key in config.parameters:
-        if key in KNOWN or key.startswith((SESSION_PREFIX, BATCH_AXIS, CONSTANT)):
+        if key in (*KNOWN, *SERVER_PARAMETERS) or key.startswith(
+            (SESSION_PREFIX, BATCH_AXIS, CONSTANT)
+        ):
             continue
         near = difflib.get_close_matches(key, KNOWN, 1)
         logger.warning(

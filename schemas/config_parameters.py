@@ -11,7 +11,11 @@ Silero VAD's scalar ``sr``: ``constant.sr`` is ``16000``. The server feeds it; i
 client sends it. Values: a number, ``true`` or ``false``, or several of them with commas between, row-major; datatype
 and shape are those of the model file, which the value must fit. Booleans are only for BOOL.
 
-Both are checked at load: a name that no tensor of the model has, or a value that does not fit, is refused.
+``snapshot_every`` and ``record_answers`` say how a sequence model's states are kept: a whole number of steps after
+which a sequence is snapshotted though no commit is due (0: on commit only), and ``true`` for answers that are written
+with the state before they are published, so that a repeat is answered alike whatever the model does (DELIVERY P-3, P-16).
+
+All are checked at load: a name that no tensor of the model has, or a value that does not fit, is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +29,21 @@ BATCH_AXIS = "batch_axis."
 
 CONSTANT = "constant."
 """Prefix of the parameters that give a model input its value."""
+
+RECORD_ANSWERS = "record_answers"
+"""Whether a sequence's answers are kept in its snapshot before they are published (DELIVERY P-16)."""
+
+SNAPSHOT_EVERY = "snapshot_every"
+"""Steps after which a sequence is snapshotted though no commit is due (DELIVERY P-3)."""
+
+SERVER_PARAMETERS = (RECORD_ANSWERS, SNAPSHOT_EVERY)
+"""What the worker reads, whatever the backend; backends pass them over."""
+
+
+SNAPSHOT_EVERY = "snapshot_every"
+RECORD_ANSWERS = "record_answers"
+SERVER_PARAMETERS = (SNAPSHOT_EVERY, RECORD_ANSWERS)
+"""Parameters that the worker reads, whatever the backend."""
 
 
 def parameter_field(prefix: str, tensor: str) -> str:
@@ -54,6 +73,42 @@ def read_batch_axes(parameters: Mapping[str, str], file: str) -> dict[str, int]:
 def read_constants(parameters: Mapping[str, str]) -> dict[str, str]:
     """Return model input → its value as text; the backend reads it, which knows the datatype."""
     return _named(parameters, CONSTANT)
+
+
+def read_snapshot_every(parameters: Mapping[str, str], file: str) -> int | None:
+    """Return ``snapshot_every``, None where the worker's own setting holds.
+
+    Raises:
+        ConfigError: It is no whole number.
+    """
+    text = parameters.get(SNAPSHOT_EVERY)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise ConfigError(
+            "expected a whole number of steps, 0 for snapshots before commits only",
+            file=file,
+            field=parameter_field("", SNAPSHOT_EVERY),
+            value=repr(text),
+        )
+    return int(text)
+
+
+def read_record_answers(parameters: Mapping[str, str], file: str) -> bool:
+    """Return ``record_answers``, false where it is not given.
+
+    Raises:
+        ConfigError: It is neither true nor false.
+    """
+    text = parameters.get(RECORD_ANSWERS, "false")
+    if text not in ("true", "false"):
+        raise ConfigError(
+            "expected true or false",
+            file=file,
+            field=parameter_field("", RECORD_ANSWERS),
+            value=repr(text),
+        )
+    return text == "true"
 
 
 def _named(parameters: Mapping[str, str], prefix: str) -> dict[str, str]:
