@@ -23,7 +23,7 @@ from headrace.deploy.console import out as console
 from headrace.deploy.demo_files import FileTypes, choose_files, default_roots
 from headrace.deploy.demo_records import Exchange, Job
 from headrace.deploy.demo_report import print_report
-from headrace.deploy.serving import Service, serving
+from headrace.deploy.serving import Service, batch_rows, serving
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.tensor import Array
 from rich.progress import Progress
@@ -124,7 +124,7 @@ async def demo(run: Run, count: int, roots: Sequence[Path]) -> None:
             exchange = Exchange(service.bootstrap, types, run.jobs)
             await exchange.run(files)
             run.decided, run.gone, run.seconds = exchange.decided, exchange.gone, exchange.seconds
-            run.batch_rows = await service.batch_rows(MODEL)
+            run.batch_rows = await batch_rows(service.worker_url, MODEL)
             await _ask_over_http(service, types, run)
         _compare(types, run)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from headrace.deploy.console import out as console
 from headrace.deploy.demo_files import FileTypes
+from headrace.deploy.demo_wire import binary_output, binary_request
 from headrace.schemas.tensor import Array
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -64,33 +63,14 @@ class Job:
 
 def record_of(features: Array) -> tuple[bytes, list[tuple[str, bytes]]]:
     """Return value and headers of a request record: a V2 JSON header, then the tensor's bytes."""
-    raw = features.tobytes()
-    header = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "bytes",
-                    "datatype": "INT32",
-                    "shape": list(features.shape),
-                    "parameters": {"binary_data_size": len(raw)},
-                }
-            ],
-            "outputs": [{"name": "target_label", "parameters": {"binary_data": True}}],
-        }
-    ).encode()
-    return header + raw, [
-        ("content-type", b"application/octet-stream"),
-        ("inference-header-content-length", str(len(header)).encode()),
-    ]
+    return binary_request("bytes", "INT32", features, "target_label")
 
 
 def label_of(value: bytes, headers: dict[str, bytes], labels: Sequence[str]) -> str:
     """Return the label of a result record, or ``error: …`` for an error answer."""
     if headers.get("status") != b"OK":
         return f"error: {value[:200].decode(errors='replace')}"
-    length = int(headers["inference-header-content-length"])
-    scores = np.frombuffer(value[length:], dtype="<f4")
-    return labels[int(scores.argmax())]
+    return labels[int(binary_output(value, headers).argmax())]
 
 
 class Exchange:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ BAR_WIDTH = 30
 
 def print_report(run: Run) -> None:
     """Print the types found, rate, latencies, batch sizes and how many answers are equal."""
-    tables = Columns([_types(run), _batches(run), _figures(run)], padding=(1, 3))
+    tables = Columns([_types(run), batches_table(run.batch_rows), _figures(run)], padding=(1, 3))
     console.print(tables, soft_wrap=False)
     for path, got, wanted in run.different[:10]:
         console.print(f"[red]{path}: answered {got!r}, Magika says {wanted!r}[/]")
@@ -62,10 +63,11 @@ def _types(run: Run) -> Table:
     return table
 
 
-def _batches(run: Run) -> Table:
-    table = Table("rows", "batches", "", title="Batch sizes")
-    most = max(run.batch_rows.values(), default=1) or 1
-    for rows, count in run.batch_rows.items():
+def batches_table(batch_rows: Mapping[str, int], title: str = "Batch sizes") -> Table:
+    """Return a histogram: a bucket's rows → number of batches."""
+    table = Table("rows", "batches", "", title=title)
+    most = max(batch_rows.values(), default=1) or 1
+    for rows, count in batch_rows.items():
         table.add_row(rows, str(count), "█" * round(BAR_WIDTH * count / most))
     return table
 

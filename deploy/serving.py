@@ -1,4 +1,4 @@
-"""Starts `headrace serve` as a child process, waits until it is ready, and stops it as an operator would."""
+"""Starts `headrace serve` and other commands as child processes, and stops them as an operator would."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -51,40 +51,48 @@ class Service:
 
     async def is_ready(self) -> bool:
         """Ask whether every model is ready at the gateway, and the worker has its partitions."""
-        try:
-            async with aiohttp.ClientSession() as session:
-                for root in (self.url, self.worker_url):
-                    async with session.get(f"{root}/v2/health/ready") as answer:
-                        if answer.status != 200:
-                            return False
-        except aiohttp.ClientError:
-            return False
-        return True
+        return await are_ready(self.url, self.worker_url)
 
-    async def batch_rows(self, model: str) -> dict[str, int]:
-        """Return the worker's histogram of batch sizes: a bucket's rows, such as ``5-8``, → number of batches."""
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{self.worker_url}/metrics") as answer,
-        ):
-            text = await answer.text()
-        rows: dict[str, int] = {}
-        lower, before = 0, 0
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name != "headrace_batch_rows_bucket" or sample.labels["model"] != model:
-                    continue
-                total, bound = int(sample.value), sample.labels["le"]
-                if bound == "+Inf":
-                    name = f"> {lower}"
-                else:
-                    upper = int(float(bound))
-                    name = str(upper) if upper == lower + 1 else f"{lower + 1}-{upper}"
-                    lower = upper
-                if total > before:
-                    rows[name] = total - before
-                before = total
-        return rows
+
+async def are_ready(*roots: str) -> bool:
+    """Ask each of these roots whether it is ready; what does not answer is not."""
+    try:
+        async with aiohttp.ClientSession() as session:
+            for root in roots:
+                async with session.get(f"{root}/v2/health/ready") as answer:
+                    if answer.status != 200:
+                        return False
+    except aiohttp.ClientError:
+        return False
+    return True
+
+
+async def batch_rows(worker_url: str, model: str) -> dict[str, int]:
+    """Return a worker's histogram of batch sizes: a bucket's rows, such as ``5-8``, → number of batches.
+
+    Args:
+        worker_url: Root of the worker's own port.
+        model: Name of the model.
+    """
+    async with aiohttp.ClientSession() as session, session.get(f"{worker_url}/metrics") as answer:
+        text = await answer.text()
+    rows: dict[str, int] = {}
+    lower, before = 0, 0
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name != "headrace_batch_rows_bucket" or sample.labels["model"] != model:
+                continue
+            total, bound = int(sample.value), sample.labels["le"]
+            if bound == "+Inf":
+                name = f"> {lower}"
+            else:
+                upper = int(float(bound))
+                name = str(upper) if upper == lower + 1 else f"{lower + 1}-{upper}"
+                lower = upper
+            if total > before:
+                rows[name] = total - before
+            before = total
+    return rows
 
 
 @asynccontextmanager
@@ -105,46 +113,60 @@ async def serving(path: Path, log: Path, options: Sequence[str] = ()) -> AsyncIt
         word for name, port in zip(names, ports, strict=True) for word in (name, str(port))
     ]
     service = Service(ports, log)
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-m",
-                "headrace.deploy.cli",
-                "serve",
-                str(path),
-                *addresses,
-                *options,
-            ),
-            stdout=out,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-    service.process = process
+    service.process = process = await start_command(log, "serve", str(path), *addresses, *options)
     try:
-        await _until_ready(service, process, log)
+        await until_ready(service.is_ready, process, log)
         yield service
     finally:
         service.stop()
-        try:
-            status = await asyncio.wait_for(process.wait(), STOP_S)
-        except TimeoutError:
-            process.kill()
-            status = await process.wait()
+        status = await until_ended(process)
     if status != 0:
-        raise ConfigError(f"headrace serve ended with status {status}:\n{_tail(log)}")
+        raise ConfigError(f"headrace serve ended with status {status}:\n{tail(log)}")
 
 
-async def _until_ready(service: Service, process: asyncio.subprocess.Process, log: Path) -> None:
+async def start_command(log: Path, *arguments: str) -> asyncio.subprocess.Process:
+    """Start `headrace` with these arguments; what it prints goes into ``log``."""
+    with log.open("wb") as out:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "headrace.deploy.cli", *arguments),
+            stdout=out,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+
+
+async def until_ready(
+    is_ready: Callable[[], Awaitable[bool]],
+    process: asyncio.subprocess.Process,
+    log: Path,
+    command: str = "serve",
+) -> None:
+    """Wait until a started command is ready.
+
+    Raises:
+        ConfigError: It ends, or is not ready in time; the last lines of its log are in the sentence.
+    """
     deadline = asyncio.get_running_loop().time() + START_S
-    while not await service.is_ready():
+    while not await is_ready():
         if process.returncode is not None:
-            raise ConfigError(f"headrace serve did not start:\n{_tail(log)}")
+            raise ConfigError(f"headrace {command} did not start:\n{tail(log)}")
         if asyncio.get_running_loop().time() > deadline:
-            raise ConfigError(f"headrace serve is not ready after {START_S:.0f} s:\n{_tail(log)}")
+            raise ConfigError(
+                f"headrace {command} is not ready after {START_S:.0f} s:\n{tail(log)}"
+            )
         await asyncio.sleep(0.1)
 
 
-def _tail(log: Path, lines: int = 20) -> str:
+async def until_ended(process: asyncio.subprocess.Process) -> int:
+    """Wait until a process that was asked to stop has ended, and kill it past `STOP_S`; returns its status."""
+    try:
+        return await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        process.kill()
+        return await process.wait()
+
+
+def tail(log: Path, lines: int = 20) -> str:
+    """Return the end of what a process has printed."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 

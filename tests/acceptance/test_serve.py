@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 from affine_model import save_affine
-from headrace.deploy.serving import free_ports, serving
+from headrace.deploy.serving import batch_rows, free_ports, serving
 
 pytestmark = pytest.mark.embedded
 
@@ -76,7 +76,7 @@ async def test_metrics_of_gateway_and_worker_count_what_was_served(tmp_path):
         }
         async with session.post(f"{service.url}/v2/models/m/infer", json=body) as answer:
             assert answer.status == 200
-        assert await service.batch_rows("m") == {"2": 1}
+        assert await batch_rows(service.worker_url, "m") == {"2": 1}
         wanted = 'nv_inference_count{model="m",version="1"} 2'
         async with asyncio.timeout(10):  # counts travel with the worker's next status
             await until_page(session, f"{service.metrics_url}/metrics", wanted)
