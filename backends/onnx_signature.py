@@ -16,6 +16,7 @@ from headrace.backends.onnx_tensors import (
     check_datatype,
     find_tensor,
 )
+from headrace.schemas.config_parameters import BATCH_AXIS, CONSTANT, parameter_field
 from headrace.schemas.config_tensors import data_type_of
 from headrace.schemas.config_text import config_from_message
 from headrace.schemas.errors import ConfigError
@@ -46,6 +47,7 @@ def complete_config(
     """
     if is_listed(config):
         return config
+    _check_parameters(config, tensors, file)
     message = ModelConfigMessage()
     message.CopyFrom(config.message)
     # An output that V2 cannot carry is not served, so it has no say in batching either, and a constant has no rows.
@@ -64,7 +66,7 @@ def complete_config(
         raise ConfigError(
             f"the model does not support batching: {_axis_name(axes.get(fixed[0].name, 0))} of "
             f"'{fixed[0].name}' is not open ({fixed[0]}), expected 0 or a model whose tensors all begin with an "
-            "open dimension",
+            f"open dimension{_other_way(fixed[0], tensors)}",
             file=file,
             field="max_batch_size",
             value=message.max_batch_size,
@@ -123,6 +125,17 @@ def _axis_name(axis: int) -> str:
     return f"dimension {axis}, the batch axis," if axis else "the first dimension"
 
 
+def _other_way(tensor: ModelTensor, tensors: ModelTensors) -> str:
+    """Name the parameter that may make a model batch in spite of a tensor, if there is one."""
+    if -1 in tensor.shape:
+        return f"; if its batch axis is another one, say so by the parameter {BATCH_AXIS}{tensor.name}"
+    if tensor in tensors.inputs:
+        return (
+            f"; if its value is always the same, give it by the parameter {CONSTANT}{tensor.name}"
+        )
+    return ""
+
+
 def _made_inputs(config: ModelConfig) -> set[str]:
     """Return the model inputs that no request brings: of ragged helpers, controls, states and constants."""
     names = {name for helper in config.batch_inputs for name in helper.target_names}
@@ -167,8 +180,17 @@ def check_config(config: ModelConfig, tensors: ModelTensors, file: str) -> None:
     _check_controls(config, inputs, file)
     for state in config.states:
         _check_state(state, config, inputs, outputs, file)
-    constant_feeds(config, tensors, file)
+    _check_parameters(config, tensors, file)
     _check_required(config, tensors.inputs, file)
+
+
+def _check_parameters(config: ModelConfig, tensors: ModelTensors, file: str) -> None:
+    """Check that ``constant.*`` and ``batch_axis.*`` name tensors of the model, and the constants' values."""
+    constant_feeds(config, tensors, file)
+    every = (*tensors.inputs, *tensors.optional, *tensors.outputs)
+    known = {tensor.name: tensor for tensor in every}
+    for name in config.batch_axes:
+        find_tensor("tensor", parameter_field(BATCH_AXIS, name), name, known, file)
 
 
 def _check_ragged(spec: TensorConfig, found: ModelTensor, file: str) -> None:

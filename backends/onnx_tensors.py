@@ -72,7 +72,7 @@ def find_tensor(
     """Return a tensor of the model by name.
 
     Args:
-        side: ``input`` or ``output``, for the error's sentence.
+        side: ``input``, ``output`` or ``tensor``, for the error's sentence.
         field: Field that names it, for the error's sentence.
         name: Its name.
         known: The model's tensors of that side.

@@ -64,6 +64,10 @@ def print_models(repository: Repository) -> None:
 
 def batching_of(config: ModelConfig) -> str:
     """Return in words how a model's requests are batched."""
+    sequences = config.sequence_batching
+    if sequences is not None:
+        slots = sequences.max_candidates
+        return f"sequences, {sequences.strategy}, {slots} slot{'s' * (slots != 1)} an instance"
     if config.max_batch_size == 0:
         return "none"
     if config.dynamic_batching is None:

@@ -55,7 +55,7 @@ def check(
     *,
     find: Callable[[str], Backend] = find_backend,
 ) -> list[CheckRow]:
-    """Try every model of the repositories: configuration, auto-complete, labels, warm-up data, model files.
+    """Try every model of the repositories: configuration, auto-complete, the files that it names, model files.
 
     Model files are really loaded and freed again, one at a time; no instance is started.
 
@@ -116,7 +116,7 @@ def _check_model(
 def _check_version(prepared: Prepared, version: int) -> None:
     signature = Signature(prepared.config, version)
     with located(prepared.file):
-        build_samples(prepared.config, signature, prepared.source.directory, file=prepared.file)
+        build_samples(prepared, signature)
     path = prepared.paths[version]
     with located(str(path), prepared.backend.name):
         prepared.backend.load(prepared.config, path).close()

@@ -13,6 +13,7 @@ from headrace.repository.warmup import build_samples, run_samples
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import InstanceKind, ModelConfig
 from headrace.schemas.signature import Signature
+from headrace.schemas.tensor import Shape
 
 WHOLE_MODEL = 0
 """In a `LoadFailure`: the cause concerns no single version; versions begin at 1."""
@@ -30,6 +31,8 @@ class LoadedVersion:
         instances: Of all groups, in order.
         labels: Output → class labels (SEMANTICS MR-26); kept for classification, which nothing offers yet (CL-01).
         closing: Closes instances, then the model.
+        initial_state: What the states of a sequence are at START (SEMANTICS SB-08): raw little-endian tensors of one
+            item, one per declared state in order, and their shapes, the same tuples for all sequences.
     """
 
     version: int
@@ -39,6 +42,7 @@ class LoadedVersion:
     instances: tuple[Instance, ...]
     labels: Mapping[str, tuple[str, ...]]
     closing: ExitStack
+    initial_state: tuple[tuple[bytes, ...], tuple[Shape, ...]] = ((), ())
 
     def healthy(self) -> bool:
         """Whether every instance can execute (SEMANTICS SV-04)."""
@@ -130,7 +134,7 @@ def _load_version(prepared: Prepared, version: int) -> LoadedVersion:
     config, path = prepared.config, prepared.paths[version]
     signature = Signature(config, version)
     with located(prepared.file):
-        samples = build_samples(config, signature, prepared.source.directory, file=prepared.file)
+        samples = build_samples(prepared, signature)
     with located(str(path), prepared.backend.name), ExitStack() as undo:
         model = prepared.backend.load(config, path)
         undo.callback(model.close)
@@ -148,4 +152,5 @@ def _load_version(prepared: Prepared, version: int) -> LoadedVersion:
             instances=tuple(instances),
             labels=prepared.labels,
             closing=undo.pop_all(),
+            initial_state=prepared.initial_state,
         )

@@ -21,12 +21,14 @@ from headrace.repository.layout import (
     infer_backend,
     select_versions,
 )
+from headrace.repository.states import read_initial_state
 from headrace.schemas.config_check import check_config
 from headrace.schemas.config_rules import check_decoupled, check_supported
 from headrace.schemas.config_text import parse_config
 from headrace.schemas.config_view import config_from_message, resolve
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import ModelConfig
+from headrace.schemas.tensor import Shape
 from tritonclient.grpc.model_config_pb2 import ModelConfig as ModelConfigMessage
 
 
@@ -87,6 +89,7 @@ class Prepared:
         backend: That runs it.
         paths: Version → model file or directory, ascending: the versions to serve.
         labels: Output → class labels.
+        initial_state: As in `headrace.repository.states.read_initial_state`.
         warnings: Sentences for the log, once per model.
     """
 
@@ -96,6 +99,7 @@ class Prepared:
     backend: Backend
     paths: Mapping[int, Path]
     labels: Mapping[str, tuple[str, ...]]
+    initial_state: tuple[tuple[bytes, ...], tuple[Shape, ...]]
     warnings: tuple[str, ...]
 
 
@@ -139,7 +143,7 @@ def _prepare(
 ) -> Prepared:
     check_topic_name(source.name, file)
     message = _read(source, settings)
-    # An ensemble or a sequence model is refused for what it is, not for the backend that it does not name.
+    # An ensemble is refused for what it is, not for the backend that it does not name.
     hints = check_supported(message, file=file)
     given = config_from_message(message, file=file, directory_name=source.name)
     check_config(given, file=file, is_complete=False)
@@ -178,6 +182,7 @@ def _prepare(
         backend=backend,
         paths=paths,
         labels=read_labels(config, source.directory, file=file),
+        initial_state=read_initial_state(config, source.directory, file=file),
         warnings=(*source.warnings, *missing, *hints),
     )
 

@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 from headrace.backends.backend import Instance
 from headrace.repository.files import inside
+from headrace.repository.prepare import Prepared
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.errors import BackendError, ConfigError, InferError, InvalidRequest
-from headrace.schemas.model_config import ModelConfig, WarmupInput
+from headrace.schemas.model_config import ControlKind, WarmupInput
 from headrace.schemas.record import AVRO, TP, Headers
+from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.signature import Admitted, Signature
-from headrace.schemas.tensor import Buffer, Datatype, Tensor, join_bytes
+from headrace.schemas.tensor import Buffer, Datatype, Shape, Tensor, join_bytes
 
 FOLDER = "warmup"
 RANDOM_SEED = 0
@@ -52,28 +54,32 @@ class Sample:
     count: int
 
 
-def build_samples(
-    config: ModelConfig, signature: Signature, directory: Path, *, file: str
-) -> tuple[Sample, ...]:
+def build_samples(prepared: Prepared, signature: Signature) -> tuple[Sample, ...]:
     """Make the batches of a version's warm-up samples; those of batch size 0 are skipped.
 
+    Each request to a sequence model is a whole sequence: START, READY and END are true, the correlation id is 1, and
+    its state is the initial one. Inputs of a sample that the server makes itself are passed over: Triton's own samples
+    have to list the controls.
+
     Args:
-        config: Complete.
+        prepared: The model; data files are in the folder ``warmup`` of its directory.
         signature: Of the version.
-        directory: Model directory; data files are in its folder ``warmup``.
-        file: Configuration file for the error's sentence.
 
     Raises:
         ConfigError: A sample is no valid request for the model, or a data file is not there.
     """
+    file, directory = prepared.file, prepared.source.directory
+    made = {control.name for control in signature.controls}
+    made.update(state.input.name for state in signature.states)
     samples: list[Sample] = []
-    for index, sample in enumerate(config.warmup):
+    for index, sample in enumerate(prepared.config.warmup):
         if sample.batch_size == 0:
             continue
         field = f"model_warmup[{sample.name or index}]"
         tensors = [
             _tensor(name, given, signature, directory, file=file, field=f"{field}.inputs[{name}]")
             for name, given in sample.inputs.items()
+            if name not in made
         ]
         try:
             admitted = signature.admit(tensors)
@@ -81,9 +87,29 @@ def build_samples(
             raise ConfigError(
                 f"expected a request that the model takes: {exc.detail}", file=file, field=field
             ) from exc
-        batch = Batch(signature, [_entry(admitted)] * sample.batch_size)
+        batch = _batch(signature, admitted, sample.batch_size, prepared.initial_state)
         samples.append(Sample(sample.name, batch, sample.count))
     return tuple(samples)
+
+
+def _batch(
+    signature: Signature,
+    admitted: Admitted,
+    count: int,
+    initial: tuple[tuple[bytes, ...], tuple[Shape, ...]],
+) -> Batch:
+    """Make a batch of equal requests; the entry is one object, as nobody keeps anything in it."""
+    entry = _entry(admitted)
+    if not signature.is_sequence:
+        return Batch(signature, [entry] * count)
+    takes_text = any(
+        control.kind is ControlKind.CORRID and control.datatype is Datatype.BYTES
+        for control in signature.controls
+    )
+    entry.sequence_id = "1" if takes_text else 1
+    entry.sequence_start = entry.sequence_end = True
+    state = SequenceState(0, Flag.LIVE, 0, signature.version, 0, *initial)
+    return Batch(signature, [entry] * count, [state] * count)
 
 
 def run_samples(samples: Sequence[Sample], instance: Instance, *, file: str) -> None:

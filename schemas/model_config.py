@@ -219,7 +219,8 @@ class SequenceBatching:
         states: Implicit states; none: the model keeps memory of its own, which cannot be saved.
         max_queue_delay_us: Direct: the longest wait for ``min_slot_utilization``; oldest: of the dynamic batcher.
         min_slot_utilization: Direct: share of slots that must be ready, 0..1 (SB-02).
-        max_candidates: Oldest: live sequences per instance, never 0 (SB-03).
+        max_candidates: Live sequences per instance, which are its slots, never 0 (SB-03, SB-11): with direct one per
+            row of a batch.
         preferred_batch_size: Oldest: ascending, never empty.
         preserve_ordering: Oldest: responses of all sequences leave in arrival order.
     """

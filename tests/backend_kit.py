@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from headrace.backends.backend import Backend, Device, Instance
+from headrace.backends.identity import IdentityBackend, IdentityModel
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.config_text import config_from_message, parse_config
 from headrace.schemas.config_view import resolve
@@ -98,3 +99,29 @@ def texts(*items: bytes) -> np.ndarray:
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array
+
+
+class Listening(IdentityBackend):
+    """The identity backend, with a memory of the inputs that each instance executed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[str, Mapping[str, np.ndarray]]] = []
+
+    def load(self, config: ModelConfig, path: Path) -> IdentityModel:
+        model = super().load(config, path)
+        make, heard = model.instance, self.heard
+
+        def instance(name, device):
+            made = make(name, device)
+            execute = made.execute
+
+            def listen(batch, emit):
+                heard.append((name, batch.inputs()))
+                execute(batch, emit)
+
+            made.execute = listen
+            return made
+
+        model.instance = instance
+        return model

@@ -26,7 +26,7 @@ def repository(tmp_path):
             "good": "version_policy { all {} } optimization { eager_batching: true }",
             "typo": "\nmax_bach_size: 3",
             "broken": "version_policy { all {} }",
-            "sequence": "sequence_batching {}",
+            "sequence": "sequence_batching { iterative_sequence: true }",
             "warm": ECHO + """model_warmup { name: "w" batch_size: 1
                 inputs { key: "INPUT0" value { data_type: TYPE_FP32 dims: [2] input_data_file: "x" } } }""",
         },
@@ -56,7 +56,7 @@ def test_each_failure_has_a_row_with_file_field_value_and_expected(repository):
     assert (good.file, good.field, good.value, good.expected) == ("", "", "", "")
     (warning,) = good.warnings
     assert "optimization.eager_batching = true is ignored" in warning
-    assert (sequence.field, sequence.value) == ("sequence_batching", "{}")
+    assert (sequence.field, sequence.value) == ("sequence_batching.iterative_sequence", "true")
     assert sequence.file == str(repository / "sequence/config.pbtxt")
     assert (typo.file, typo.field) == (
         f"{repository / 'typo/config.pbtxt'}:2",

@@ -3,37 +3,11 @@
 import numpy as np
 import onnx_models
 import pytest
-from backend_kit import CPU
+from backend_kit import CPU, Listening
 from headrace.backends.identity import IdentityBackend
 from headrace.repository.repository import Repository
 from headrace.schemas.batch import Responses
 from headrace.schemas.tensor import Datatype, join_bytes
-
-
-class Listening(IdentityBackend):
-    """The identity backend, with a memory of the inputs that each instance executed."""
-
-    def __init__(self):
-        super().__init__()
-        self.heard = []
-
-    def load(self, config, path):
-        model = super().load(config, path)
-        make, heard = model.instance, self.heard
-
-        def instance(name, device):
-            made = make(name, device)
-            execute = made.execute
-
-            def listen(batch, emit):
-                heard.append((name, batch.inputs()))
-                execute(batch, emit)
-
-            made.execute = listen
-            return made
-
-        model.instance = instance
-        return model
 
 
 def config(warmup, *, dims="[2]", datatype="TYPE_FP32", batch=4, rest=""):

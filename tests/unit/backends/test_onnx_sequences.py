@@ -70,10 +70,25 @@ def test_AC02_the_batch_size_of_a_sequence_model_is_filled_in_and_what_follows_f
 def test_AC02_a_state_whose_batch_axis_is_not_said_keeps_the_model_from_batching():
     config_text = f"sequence_batching {{ {state(dims='[2, -1, 128]')} }} {RATE}"
     assert complete(config_text).max_batch_size == 0
-    with pytest.raises(ConfigError, match="the first dimension of 'state' is not open"):
+    with pytest.raises(ConfigError, match="the first dimension of 'state' is not open") as caught:
         complete(f"max_batch_size: 2 {config_text}")
+    assert caught.value.expected.endswith("say so by the parameter batch_axis.state")
     with pytest.raises(ConfigError, match="dimension 2, the batch axis, of 'state' is not open"):
         complete(f"max_batch_size: 2 {config_text} {parameter('batch_axis.state', '2')}")
+
+
+def test_AC02_a_scalar_that_keeps_a_model_from_batching_may_be_a_constant():
+    with pytest.raises(ConfigError, match="the first dimension of 'sr' is not open") as caught:
+        complete(GOOD.replace(RATE, ""))
+    assert caught.value.expected.endswith("give it by the parameter constant.sr")
+
+
+def test_a_misspelt_parameter_is_named_before_what_follows_from_it():
+    """Without ``batch_axis.state`` the model would not batch, and that would be no help."""
+    for key in ("batch_axis.state", "constant.sr"):
+        with pytest.raises(ConfigError) as caught:
+            complete(GOOD.replace(f'"{key}"', f'"{key}x"'))
+        assert caught.value.field == f"parameters[{key}x]"
 
 
 def test_AC02_an_input_whose_batch_axis_is_placed_is_filled_without_it():
@@ -105,6 +120,8 @@ def test_SB09_a_state_that_is_declared_as_output_is_checked_as_both():
         (GOOD.replace("[2, 128]", "[2, 64]"), "sequence_batching.state[state].dims", "[2, 64]",
          "an open dimension 1 among the item's dims, since max_batch_size > 0 makes the whole shape [2, -1, 64]"),
         (GOOD.replace("[2, 128]", "[2]"), "sequence_batching.state[state].dims", "[2]", "[2, -1]"),
+        (GOOD.replace("batch_axis.stateN", "batch_axis.stateM"), "parameters[batch_axis.stateM]", "stateM",
+         "the model has no tensor of this name"),
         (GOOD.replace("constant.sr", "constant.rate"), "parameters[constant.rate]", "rate",
          "the model has no input of this name"),
         (GOOD.replace(RATE, ""), "input.sr.dims", "[1]", "the model's tensor is INT64 []"),
