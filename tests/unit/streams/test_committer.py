@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.streams.committer import ROUND_BYTES
 from headrace.streams.log import Mode, Outcome, Position, TopicSpec
@@ -146,4 +148,23 @@ async def test_an_older_settle_that_comes_back_late_moves_nothing_back():
     assert cover.told == [("settled", A, 5)] * 2
     await delivery.flush()
     assert log.committed("g")[A].offset == 5
+    await source.__aexit__(None, None, None)
+
+
+async def test_a_commit_that_fails_does_not_forget_what_was_settled_meanwhile():
+    """The newer position stands; the older one is only kept where there is none."""
+    log, cover = await opened(), Snapshots()
+    worker, source, delivery = await started(log, cover)
+    cover.dirty = {A: [chunk(b"1")]}
+    await delivery.settle({tp: Position(1, "", worker.epochs[tp]) for tp in (A, B)})
+    log.hold_produce()
+    log.fail_produce()
+    flushing = asyncio.create_task(delivery.flush())
+    await source.poll(1, 0.01)
+    await delivery.settle({A: Position(2, "", worker.epochs[A])})
+    log.free_produce()
+    with pytest.raises(LogError, match="produce failed"):
+        await flushing
+    await delivery.flush()
+    assert {tp: at.offset for tp, at in log.committed("g").items()} == {A: 2, B: 1}
     await source.__aexit__(None, None, None)
