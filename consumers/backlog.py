@@ -7,10 +7,13 @@ all others wait behind them (KX-04). Everything here is found without walking ov
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from headrace.consumers.backlog_timeouts import BacklogTimeouts
 from headrace.consumers.live_sequence import LiveSequence
+from headrace.schemas.batch import Entry
 from headrace.schemas.record import TP
 
 _SLACK = 256
@@ -48,20 +51,18 @@ class Backlog:
     """Lanes without a slot whose head could run. The head of a lane does not change while the lane is in here.
 
     Attributes:
-        records: Queued requests of all of them; who lengthens a lane's queue adds to it.
+        timeouts: Of all lanes of the batcher; those of the lanes in here count (SQ-09).
     """
 
-    def __init__(self, *, by_offset: bool) -> None:
-        """Start empty.
-
-        Args:
-            by_offset: `oldest` will be asked for.
-        """
-        self.records = 0
-        self._by_offset = by_offset
+    def __init__(self, bounds: BacklogBounds | None) -> None:
+        """Start empty; ``bounds`` None lets any number wait."""
+        self.timeouts = BacklogTimeouts()
+        self._bounds = bounds
         self._partitions: OrderedDict[TP, _Partition] = OrderedDict()  # whose turn it is first
         self._size = 0
+        self._records = 0
         self._number = 0
+        self._newest: dict[TP, int] = {}  # offset that was read last, where there are bounds
 
     def __len__(self) -> int:
         """Return the number of lanes."""
@@ -69,17 +70,12 @@ class Backlog:
 
     def __repr__(self) -> str:
         """Show the counts."""
-        return f"Backlog({self._size} sequences of {len(self._partitions)} partitions, {self.records} records)"
+        return f"Backlog({self._size} sequences of {len(self._partitions)} partitions, {self._records} records)"
 
     def __contains__(self, lane: LiveSequence) -> bool:
         """Whether a lane waits here."""
         part = self._partitions.get(lane.tp)
         return part is not None and lane in part.lanes
-
-    def waiting(self, tp: TP) -> int:
-        """Return the number of lanes of a partition."""
-        part = self._partitions.get(tp)
-        return 0 if part is None else len(part.lanes)
 
     def add(self, lane: LiveSequence) -> None:
         """Let a lane wait behind the others of its partition."""
@@ -90,17 +86,17 @@ class Backlog:
         self._number += 1
         part.lanes[lane] = self._number
         self._size += 1
-        self.records += lane.waiting
-        if self._by_offset:
+        self._records += lane.waiting
+        if self._bounds is not None:
             heappush(part.heads, (lane.head.record.offset, self._number, lane))
+        if self.timeouts:
+            self.timeouts.arm(lane)
 
-    def remove(self, lane: LiveSequence) -> None:
-        """Take a lane out, wherever it stands; its queue is as long as it was."""
-        part = self._partitions[lane.tp]
-        del part.lanes[lane]
-        self._left(part, lane)
-        if not part.lanes:
-            del self._partitions[lane.tp]
+    def grow(self, lane: LiveSequence) -> None:
+        """Take note of a request that was queued behind others of a lane in here."""
+        self._records += 1
+        if self.timeouts:
+            self.timeouts.arm(lane)
 
     def next(self) -> LiveSequence:
         """Return the lane whose turn it is; there is one."""
@@ -118,13 +114,98 @@ class Backlog:
             del self._partitions[tp]
         return lane
 
-    def newest(self) -> LiveSequence:
-        """Return the lane that came last; there is one. Walks over partitions only."""
+    def remove(self, lane: LiveSequence) -> None:
+        """Take a lane out, wherever it stands; its queue is as long as it was."""
+        part = self._partitions[lane.tp]
+        del part.lanes[lane]
+        self._left(part, lane)
+        if not part.lanes:
+            del self._partitions[lane.tp]
+
+    def drop(self, tp: TP) -> Sequence[LiveSequence]:
+        """Take out all lanes of a partition."""
+        self._newest.pop(tp, None)
+        part = self._partitions.pop(tp, None)
+        if part is None:
+            return ()
+        self._size -= len(part.lanes)
+        self._records -= sum(lane.waiting for lane in part.lanes)
+        return list(part.lanes)
+
+    def _left(self, part: _Partition, lane: LiveSequence) -> None:
+        self._size -= 1
+        self._records -= lane.waiting
+        if self.timeouts:
+            self.timeouts.disarm(lane)
+        if len(part.heads) > _SLACK + 2 * len(part.lanes):
+            part.heads = [item for item in part.heads if part.lanes.get(item[2]) == item[1]]
+            heapify(part.heads)
+
+    # --- bounds ---
+
+    def read(self, entries: Sequence[Entry]) -> None:
+        """Take note of how far partitions were read."""
+        if self._bounds is not None:
+            for entry in entries:
+                self._newest[entry.tp] = entry.record.offset
+
+    def full(self, lane: LiveSequence) -> str:
+        """Return why there is no room for a lane, or ``""``."""
+        if self._bounds is None:
+            return ""
+        assert lane.head is not None
+        part = self._partitions.get(lane.tp)
+        if part is not None and len(part.lanes) >= self._bounds.sequences:
+            return (
+                f"{self._bounds.sequences} sequences of partition {lane.tp.partition} wait for a slot already, "
+                "expected fewer"
+            )
+        return self._too_many(lane.waiting) or self._too_far(lane.tp, lane.head)
+
+    def excess(self, entries: Sequence[Entry]) -> tuple[LiveSequence, str] | None:
+        """Return a lane that cannot stay, and why; None if all can.
+
+        Args:
+            entries: What was offered last: only their partitions were read on.
+        """
+        if self._bounds is None or not self._size:
+            return None
+        if why := self._too_many(0):
+            return self._last(), why
+        for tp in {entry.tp for entry in entries}:
+            lane = self._oldest(tp)
+            head = None if lane is None else lane.head
+            if lane is not None and head is not None and (why := self._too_far(tp, head)):
+                return lane, why
+        return None
+
+    def _too_many(self, more: int) -> str:
+        assert self._bounds is not None
+        records = self._records + more
+        if records <= self._bounds.records:
+            return ""
+        return f"{records} requests would wait for a slot, expected at most {self._bounds.records}"
+
+    def _too_far(self, tp: TP, head: Entry) -> str:
+        assert self._bounds is not None
+        span = self._newest.get(tp, 0) - head.record.offset
+        if span < self._bounds.span:
+            return ""
+        return (
+            f"partition {tp.partition} is read {span} offsets beyond this sequence's first one, expected less than "
+            f"{self._bounds.span}"
+        )
+
+    def _last(self) -> LiveSequence:
+        """Return the lane that came last; walks over partitions only."""
         lasts = [next(reversed(part.lanes.items())) for part in self._partitions.values()]
         return max(lasts, key=lambda last: last[1])[0]
 
-    def oldest(self, tp: TP) -> LiveSequence | None:
-        """Return the lane of a partition whose head has the lowest offset, None if none waits."""
+    def _oldest(self, tp: TP) -> LiveSequence | None:
+        """Return the lane of a partition whose head has the lowest offset, None if none waits.
+
+        That need not be the one that came first: a sequence whose predecessor of the same id had a slot comes late.
+        """
         part = self._partitions.get(tp)
         if part is None:
             return None
@@ -132,19 +213,3 @@ class Backlog:
         while part.lanes.get(heads[0][2]) != heads[0][1]:
             heappop(heads)
         return heads[0][2]
-
-    def drop(self, tp: TP) -> list[LiveSequence]:
-        """Take out all lanes of a partition."""
-        part = self._partitions.pop(tp, None)
-        if part is None:
-            return []
-        self._size -= len(part.lanes)
-        self.records -= sum(lane.waiting for lane in part.lanes)
-        return list(part.lanes)
-
-    def _left(self, part: _Partition, lane: LiveSequence) -> None:
-        self._size -= 1
-        self.records -= lane.waiting
-        if len(part.heads) > _SLACK + 2 * len(part.lanes):
-            part.heads = [item for item in part.heads if part.lanes.get(item[2]) == item[1]]
-            heapify(part.heads)

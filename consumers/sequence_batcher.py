@@ -5,18 +5,16 @@ Rules of this module:
 1. A lane (`headrace.consumers.live_sequence.LiveSequence`) is *idle* (nothing queued, nothing runs), *running*, or
    its head decides: an entry with an error is refused, one for another version moves the lane there, and any other
    makes the lane *ready* if it has a slot, and *backlogged* if there is none (SQ-07).
-2. A slot belongs to one lane or is free. `LiveSequence.slot` is the only title to it, and is given up in one place,
-   `SequenceBatcher._free_slot`: so no race of cancel, expiry, drop and end frees it twice (FAULTS B87).
-3. A lane keeps its slot until its sequence has ended and nothing of it runs. Where the model declares its states,
+2. A lane keeps its slot until its sequence has ended and nothing of it runs. Where the model declares its states,
    they are in memory whoever has the slot; so there a lane is *parked*, which means without its slot, when it is
    idle and another one waits, or when its own next request is younger than the one that waits. A slot therefore
-   always comes, whatever ENDs were not read yet, and the bounds of the backlog need not do anything.
-4. A model with memory of its own finds it by slot, so no lane is parked. There the backlog is bounded, and what
+   always comes, whatever ENDs were not read yet, and the backlog needs no bounds.
+3. A model with memory of its own finds it by slot, so no lane is parked. There the backlog is bounded, and what
    exceeds it is answered ``queue_full``: else a partition could not be read on to the END that frees a slot.
-5. A lane's requests are answered in order. What is refused waits for `SequenceBatcher.expire` unless the call can
+4. A lane's requests are answered in order. What is refused waits for `SequenceBatcher.expire` unless the call can
    return it, and until it was fetched the lane runs nothing. What `done` brings about is to be answered behind the
    batch.
-6. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses.
+5. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses.
 
 Priority is ignored (SQ-15).
 """
@@ -24,16 +22,15 @@ Priority is ignored (SQ-15).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 
 from headrace.consumers.alike import Alike
 from headrace.consumers.backlog import Backlog, BacklogBounds
-from headrace.consumers.backlog_timeouts import BacklogTimeouts
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.live_sequence import NO_SLOT, LiveSequence
 from headrace.consumers.queues import request_prefix
+from headrace.consumers.slot_holders import SlotHolders
 from headrace.consumers.slots import Slots, instance_of, row_of
 from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.errors import Cancelled, DeadlineExceeded, InferError, QueueFull, Reason
@@ -44,13 +41,14 @@ from headrace.schemas.signature import Signature
 
 __all__ = ["BacklogBounds", "SequenceBatcher"]
 
+_LIVE = Flag.LIVE
+
 
 class SequenceBatcher(ABC):
     """Sequences of one model version on its instances; see `headrace.consumers.batcher.Batcher`.
 
     Attributes:
         version: Model version.
-        parked: How often a lane lost its slot to another one so far.
     """
 
     def __init__(
@@ -78,10 +76,8 @@ class SequenceBatcher(ABC):
             on_moved: Told that a lane's next request runs on another version; it has left this batcher.
         """
         self.version = version
-        self.parked = 0
         self._signature = signature
         self._initial = initial
-        self._bounds = bounds
         self._parks = bool(config.states)
         self._delay_ns = config.max_queue_delay_us * 1000
         self._on_idle = on_idle
@@ -89,21 +85,15 @@ class SequenceBatcher(ABC):
         self._alike = Alike(signature)
         self._varies = any(dim < 0 for state in config.states for dim in state.dims)
         self._must_compare = self._alike.must_compare or self._varies
-        self._slots = Slots(self._prepare(config), range(instances))
-        self._backlog = Backlog(by_offset=not self._parks)
-        self._timeouts = BacklogTimeouts()
-        # Idle lanes with a slot that others may take, the longest idle first.
-        self._idle: OrderedDict[LiveSequence, None] = OrderedDict()
-        # Lanes with a slot, by partition.
-        self._holders: dict[TP, dict[int, LiveSequence]] = {}
+        slots = Slots(self._prepare(config), range(instances))
+        self._holders = SlotHolders(slots, parks=self._parks)
+        self._backlog = Backlog(None if self._parks else bounds)
+        self._timeouts = self._backlog.timeouts
         # Lanes with a head that could run, of which something refused was not fetched yet.
         self._held: dict[LiveSequence, None] = {}
         self._refused: list[Refusal] = []
         self._refused_at = 0
         self._by_id: dict[bytes, dict[Entry, None]] = {}
-        self._newest: dict[
-            TP, int
-        ] = {}  # offset that was offered last, where the backlog is bounded
         self._size = 0
         self._now_ns = 0
 
@@ -130,7 +120,12 @@ class SequenceBatcher(ABC):
     @property
     def live(self) -> int:
         """Number of lanes that have a slot."""
-        return len(self._slots)
+        return len(self._holders)
+
+    @property
+    def parked(self) -> int:
+        """How often a lane lost its slot to another one so far."""
+        return self._holders.parked
 
     @property
     def backlogged(self) -> int:
@@ -170,37 +165,41 @@ class SequenceBatcher(ABC):
             What is refused by now, in order.
         """
         self._sweep(now_ns)
+        self._size += len(entries)
+        self._backlog.read(entries)
+        for lane in self._push(entries, now_ns):
+            self._advance(lane)
+        if self._backlog:
+            self._fill()
+            while (found := self._backlog.excess(entries)) is not None:
+                lane, why = found
+                self._doom(lane, partial(self._queue_full, why=why))
+        return self._fetch()
+
+    def _push(self, entries: Sequence[Entry], now_ns: int) -> list[LiveSequence]:
+        """Queue entries; returns the lanes that have become busy by it and are not ready yet."""
         woken: list[LiveSequence] = []
         for entry in entries:
             entry.admitted_ns = now_ns
             lane: LiveSequence = entry.sequence
-            if lane.head is not None:
-                lane.push(entry)
-                if lane.slot == NO_SLOT and lane in self._backlog:
-                    self._backlog.records += 1
-                    self._note(lane, entry, is_waiting=True)
-                elif entry.timeout_us or entry.expires_ns or entry.correlation_id:
-                    self._note(lane, entry)
-                continue
+            is_first = lane.head is None
             lane.push(entry)
             if entry.timeout_us or entry.expires_ns or entry.correlation_id:
                 self._note(lane, entry)
-            if lane.running is None:
-                if lane.slot != NO_SLOT:
-                    # Before anybody else of this block looks for a slot to take over.
-                    self._idle.pop(lane, None)
-                woken.append(lane)
-        self._size += len(entries)
-        if not self._parks:
-            for entry in entries:
-                self._newest[entry.tp] = entry.record.offset
-        for lane in woken:
-            self._advance(lane)
-        if self._backlog:
-            self._fill()
-            if not self._parks:
-                self._keep_bounds({entry.tp for entry in entries})
-        return self._fetch()
+            if not is_first:
+                if lane.slot == NO_SLOT and lane in self._backlog:
+                    self._backlog.grow(lane)
+            elif lane.running is None:
+                if lane.slot == NO_SLOT:
+                    woken.append(lane)
+                    continue
+                # At once, before the slot is given to another lane of this block.
+                self._holders.wake(lane)
+                if entry.error is None and entry.version == self.version:
+                    self._make_ready(lane)
+                else:
+                    woken.append(lane)
+        return woken
 
     def adopt(self, lane: LiveSequence, now_ns: int) -> None:
         """Take over a lane with its queue: its next request starts it anew on this version. It has no slot."""
@@ -214,9 +213,7 @@ class SequenceBatcher(ABC):
 
     def resize(self, instances: Set[int]) -> None:
         """Set which instances exist (SQ-21): removed ones get no new lanes, and serve theirs to the end."""
-        self._slots.resize(instances)
-        for lane in [lane for lane in self._idle if not self._slots.serves(lane.slot)]:
-            self._park(lane)
+        self._holders.resize(instances)
         self._fill()
 
     # --- what ends ---
@@ -228,10 +225,7 @@ class SequenceBatcher(ABC):
             if entry is None:
                 continue
             lane: LiveSequence = entry.sequence
-            if lane.is_dropped:
-                lane.running = None
-                self._free_slot(lane)
-                continue
+            # Also where the partition was revoked meanwhile: the step is still answered, and its state goes with it.
             lane.finish(before)
             head = lane.head
             if head is None:
@@ -245,9 +239,8 @@ class SequenceBatcher(ABC):
 
     def release(self, lane: LiveSequence) -> None:
         """Take an idle lane's slot away; does nothing if it has none here (FAULTS B87, B88)."""
-        if lane.is_idle and self._holders.get(lane.tp, {}).get(lane.slot) is lane:
-            self._idle.pop(lane, None)
-            self._free_slot(lane)
+        if lane.is_idle:
+            self._holders.release(lane)
             self._fill()
 
     def cancel(self, ids: Set[bytes]) -> Sequence[Refusal]:
@@ -270,21 +263,18 @@ class SequenceBatcher(ABC):
     def drop(self, tp: TP) -> Sequence[Entry]:
         """Remove a partition's lanes without answering: it is revoked or lost. What runs frees its slot at its end."""
         found: list[Entry] = []
-        lanes = [*self._backlog.drop(tp), *self._holders.pop(tp, {}).values()]
+        lanes = [*self._backlog.drop(tp), *self._holders.drop(tp)]
         lanes += [lane for lane in self._held if lane.tp == tp and lane.slot == NO_SLOT]
         for lane in lanes:
             lane.is_dropped = True
             if lane.slot != NO_SLOT and lane.running is None:
-                if lane.head is None:
-                    self._idle.pop(lane, None)
-                elif lane not in self._held:
+                if lane.head is not None and lane not in self._held:
                     self._withdraw(lane)
-                self._free_slot(lane)
+                self._holders.free(lane)
             self._held.pop(lane, None)
             found += self._leave(lane)
         found += [refusal.entry for refusal in self._refused if refusal.entry.tp == tp]
         self._refused = [refusal for refusal in self._refused if refusal.entry.tp != tp]
-        self._newest.pop(tp, None)
         self._fill()
         return found
 
@@ -323,16 +313,15 @@ class SequenceBatcher(ABC):
         head, state = lane.head, lane.state
         assert head is not None
         if lane.slot != NO_SLOT:
-            if state is not None and state.flag is not Flag.LIVE:
+            if state is not None and state.flag is not _LIVE:
                 # The sequence is over, and its successor waits like any other new one (SQ-05, KX-03).
-                self._free_slot(lane)
+                self._holders.free(lane)
                 self._fill()
             elif self._backlog and self._yields(head):
-                self.parked += 1
-                self._free_slot(lane)
+                self._holders.park(lane)
                 self._fill()
         if head.version != self.version:
-            self._free_slot(lane)
+            self._holders.free(lane)
             self._size -= lane.waiting
             for entry in lane:
                 self._forget(entry)
@@ -352,14 +341,11 @@ class SequenceBatcher(ABC):
 
     def _rest(self, lane: LiveSequence) -> None:
         """Take note that a lane has become idle."""
+        if lane.is_dropped:
+            self._holders.free(lane)
+            return
         if lane.slot != NO_SLOT:
-            if not lane.is_open:
-                self._free_slot(lane)
-            elif self._parks:
-                if self._slots.serves(lane.slot):
-                    self._idle[lane] = None
-                else:
-                    self._park(lane)
+            self._holders.rest(lane)
         if self._timeouts:
             self._timeouts.forget(lane)
         self._on_idle(lane)
@@ -368,63 +354,22 @@ class SequenceBatcher(ABC):
 
     def _admit(self, lane: LiveSequence) -> None:
         """Give a lane a slot or let it wait; behind those that wait already."""
-        if not self._backlog:
-            slot = self._spare_slot()
-            if slot != NO_SLOT:
-                self._bind(lane, slot)
-                return
-        if not self._parks:
-            full = self._full(lane)
-            if full:
-                lane.doom(partial(self._queue_full, why=full))
-                self._advance(lane)
-                return
-        self._backlog.add(lane)
-        if self._timeouts:
-            self._timeouts.arm(lane)
+        if not self._backlog and self._holders.seat(lane):
+            self._make_ready(lane)
+        elif why := self._backlog.full(lane):
+            lane.doom(partial(self._queue_full, why=why))
+            self._advance(lane)
+        else:
+            self._backlog.add(lane)
 
     def _fill(self) -> None:
         """Give slots to those that wait, as far as there are any."""
         while self._backlog:
-            slot = self._spare_slot()
-            if slot == NO_SLOT:
+            lane = self._backlog.next()
+            if not self._holders.seat(lane):
                 return
-            lane = self._backlog.pop()
-            self._timeouts.disarm(lane)
-            self._bind(lane, slot)
-
-    def _spare_slot(self) -> int:
-        """Return a free slot, else that of the lane that is idle for longest; `NO_SLOT` if there is neither."""
-        slot = self._slots.take()
-        while slot == NO_SLOT and self._idle:
-            self._park(next(iter(self._idle)))
-            slot = self._slots.take()
-        return slot
-
-    def _bind(self, lane: LiveSequence, slot: int) -> None:
-        lane.slot = slot
-        try:
-            self._holders[lane.tp][slot] = lane
-        except KeyError:
-            self._holders[lane.tp] = {slot: lane}
-        self._make_ready(lane)
-
-    def _park(self, lane: LiveSequence) -> None:
-        """Take the slot of an idle lane, which lives on without."""
-        self._idle.pop(lane, None)
-        self._free_slot(lane)
-        self.parked += 1
-
-    def _free_slot(self, lane: LiveSequence) -> None:
-        """Let a lane have no slot; the only place where one becomes free."""
-        slot = lane.slot
-        if slot == NO_SLOT:
-            return
-        lane.slot = NO_SLOT
-        self._slots.free(slot)
-        holders = self._holders.get(lane.tp)
-        if holders is not None and holders.get(slot) is lane:  # else its partition was dropped
-            del holders[slot]
+            self._backlog.pop()
+            self._make_ready(lane)
 
     # --- refusals ---
 
@@ -440,36 +385,6 @@ class SequenceBatcher(ABC):
         else:
             self._withdraw(lane)
         self._advance(lane)
-
-    def _full(self, lane: LiveSequence) -> str:
-        """Return why the backlog has no room for a lane, or ``""``."""
-        assert lane.head is not None
-        if self._backlog.waiting(lane.tp) >= self._bounds.sequences:
-            return f"partition {lane.tp.partition} has {self._bounds.sequences} sequences waiting for a slot, expected fewer"
-        return self._too_many(lane.waiting) or self._too_far(lane.tp, lane.head)
-
-    def _too_many(self, more: int) -> str:
-        records = self._backlog.records + more
-        if records <= self._bounds.records:
-            return ""
-        return f"{records} requests would wait for a slot, expected at most {self._bounds.records}"
-
-    def _too_far(self, tp: TP, head: Entry) -> str:
-        span = self._newest.get(tp, 0) - head.record.offset
-        if span < self._bounds.span:
-            return ""
-        return f"partition {tp.partition} is read {span} offsets ahead, expected less than {self._bounds.span}"
-
-    def _keep_bounds(self, tps: Iterable[TP]) -> None:
-        """End what makes the backlog too long, or keeps a partition from being read on."""
-        while why := self._too_many(0):
-            self._doom(self._backlog.newest(), partial(self._queue_full, why=why))
-        for tp in tps:
-            while (oldest := self._backlog.oldest(tp)) is not None:
-                assert oldest.head is not None
-                if not (why := self._too_far(tp, oldest.head)):
-                    break
-                self._doom(oldest, partial(self._queue_full, why=why))
 
     def _queue_full(self, entry: Entry, why: str) -> InferError:
         return QueueFull(
@@ -496,14 +411,11 @@ class SequenceBatcher(ABC):
 
     # --- what is known of single entries ---
 
-    def _note(self, lane: LiveSequence, entry: Entry, *, is_waiting: bool = False) -> None:
+    def _note(self, lane: LiveSequence, entry: Entry) -> None:
         """Keep what is not always there: correlation id, timeout, deadline."""
         if entry.correlation_id:
             self._by_id.setdefault(entry.correlation_id, {})[entry] = None
-        if entry.timeout_us or entry.expires_ns:
-            self._timeouts.note(lane, entry)
-            if is_waiting:
-                self._timeouts.arm(lane)
+        self._timeouts.note(lane, entry)
 
     def _forget(self, entry: Entry) -> None:
         """Undo that for an entry that has left the queue, but for its times: those are the lane's."""

@@ -41,6 +41,7 @@ class Slots:
         """
         self._rows = rows
         self._instances = frozenset(instances)
+        self._has_shrunk = False
         self._free: list[int] = []
         self._opened = 0  # rows whose slots are taken or in the heap
         self._taken: set[int] = set()
@@ -72,13 +73,14 @@ class Slots:
         if slot & INSTANCE_MASK in self._instances:
             heappush(self._free, slot)
 
-    def serves(self, slot: int) -> bool:
-        """Whether the slot's instance is to stay."""
-        return slot & INSTANCE_MASK in self._instances
+    def is_leaving(self, slot: int) -> bool:
+        """Whether the slot's instance was removed."""
+        return self._has_shrunk and slot & INSTANCE_MASK not in self._instances
 
     def resize(self, instances: Set[int]) -> None:
         """Set which instances exist: new ones' slots are free, removed ones' are never given again (SQ-21)."""
         added = instances - self._instances
+        self._has_shrunk = self._has_shrunk or bool(self._instances - instances)
         kept = [slot for slot in self._free if slot & INSTANCE_MASK in instances]
         for number in added:
             opened = [row << INSTANCE_BITS | number for row in range(self._opened)]
