@@ -51,12 +51,12 @@ async def send(producer, topic, value, count):
         await producer.send_and_wait(topic, value, key=b"%d" % i, partition=0)
 
 
-async def read_to_the_end(log, topic):
-    """Read from the beginning to the end as of now within a bound; returns values and the final position."""
+async def read_to_the_end(log, topic, start=EARLIEST):
+    """Read to the end as of now within a bound; returns values and the final position."""
     tp, got = TP(topic, 0), []
     async with (
         asyncio.timeout(AT_ONCE_S),
-        log.reader({tp: Span(EARLIEST, LATEST)}, committed=True) as reader,
+        log.reader({tp: Span(start, LATEST)}, committed=True) as reader,
     ):
         while not reader.done():
             got += records_of(await reader.poll(100, AT_ONCE_S))
@@ -78,6 +78,7 @@ async def test_B24_a_state_partition_that_ends_in_an_aborted_transaction_is_read
     assert values == [b"plain"] * 2 + [b"committed"] * 2
     # Two plain ones, two and a marker, three and a marker.
     assert position == 9
+    assert await read_to_the_end(log, state, start=5) == ([], 9)
 
 
 async def test_B24_an_open_transaction_at_the_end_is_not_waited_for(
