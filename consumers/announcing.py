@@ -151,6 +151,8 @@ class Announcing:
             draining=worker.draining,
             guarantee=Mode.AT_LEAST_ONCE,
             interval_ms=int(self._settings.status_interval_s * 1000),
+            url=self._settings.advertised_url,
+            sequences=None if worker.sequences is None else worker.sequences.count(),
         )
 
     def _state(self, name: str, version: Version) -> tuple[ModelState, str]:

@@ -35,6 +35,8 @@ from headrace.schemas.record import TP, Headers, Out
 
 logger = logging.getLogger(__name__)
 
+NOTHING = Encoded([], [], 0)
+
 Ordering: TypeAlias = PreserveOrdering[list[Answer]]
 
 
@@ -89,6 +91,7 @@ class Answering:
 
     Attributes:
         versions: Version number → what serves it.
+        records: Answers of sequences are remembered with their state (P-16).
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class Answering:
         self._settler: Settler | None = None
         self._room_made: Callable[[], None] = lambda: None
         self._failed: Callable[[BaseException], None] = lambda _: None
+        self.records = False
 
     def attach(
         self,
@@ -158,6 +162,10 @@ class Answering:
         """Whether nothing is queued, nothing runs and nothing is being encoded, in any version."""
         return all(v.scheduler.idle and v.encoding.idle for v in self.versions.values())
 
+    def at_rest(self) -> bool:
+        """Whether nothing runs and nothing is being encoded, whatever is queued."""
+        return all(v.scheduler.executing == 0 and v.encoding.idle for v in self.versions.values())
+
     def close(self) -> None:
         """Leave what is still being encoded; nobody publishes it any more."""
         for version in self.versions.values():
@@ -171,6 +179,12 @@ class Answering:
             refused = {id(refusal.entry) for refusal in refusals}
             version.ordering.admit([entry for entry in entries if id(entry) not in refused])
         return refusals
+
+    def offer_steps(self, number: int, entries: Sequence[Entry]) -> None:
+        """Queue steps of sequences for a version; those that are refused at once are answered."""
+        refusals = self.offer(number, entries)
+        if refusals:
+            self.refused(self.versions[number].scheduler, refusals)
 
     def drop(self, tp: TP) -> int:
         """Remove a partition's queued entries without answering; returns how many they were."""
@@ -231,11 +245,20 @@ class Answering:
             self._release(version.ordering.done(finished, list(by_entry.values())))
 
     def refused(self, scheduler: Scheduler, refusals: Sequence[Refusal]) -> None:
-        """Answer entries that left the queue without running."""
-        observer = self.versions[scheduler.version].observer
+        """Answer entries that left the queue without running; steps of sequences behind the answers before them."""
+        version = self.versions[scheduler.version]
+        answer = partial(self._refused, version, refusals)
+        if version.encoding.idle or all(refusal.entry.sequence is None for refusal in refusals):
+            answer(NOTHING)
+        else:
+            version.encoding.apart(lambda: NOTHING, answer, partial(self.failed, scheduler))
+
+    def _refused(self, version: Version, refusals: Sequence[Refusal], _: Encoded) -> None:
+        observer = version.observer
         for refusal in refusals:
             observer.refused(refusal.error)
-        self.refuse(refusals)
+        dead = [refusal.entry for refusal in refusals if refusal.entry.dead_letter]
+        self.refuse(refusals, dead_letters=dead)
         self._room_made()
 
     def broken(self, scheduler: Scheduler, batch: Batch, exc: BaseException) -> None:
@@ -304,7 +327,11 @@ class Answering:
         if settler is None:
             return  # between two memberships: whoever reads the records next answers them
         outgoing = Outgoing(
-            self._partitions, self._placement, max_bytes=self._max_bytes, bound=self._bound
+            self._partitions,
+            self._placement,
+            max_bytes=self._max_bytes,
+            bound=self._bound,
+            records=self.records,
         )
         outgoing.answer(answers)
         for entry, out in copies:

@@ -1,7 +1,8 @@
-"""Taking partitions over and handing them back, by the rules of DELIVERY (P-5…P-8), for stateless models.
+"""Taking partitions over and handing them back, by the rules of DELIVERY (P-5…P-8).
 
 The group's callbacks only note and start tasks; a takeover reads the committed position with its finished
-offsets, seeks and resumes. A revocation drops what is queued, waits for what executes, settles, commits, and
+offsets, then the state of sequences where the model has them, makes sure that it is still the owner, seeks and
+resumes. A revocation drops what is queued, waits for what executes, settles, commits, and
 is bounded by ``revoke_grace``. Lost partitions are dropped and nothing is published for them.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from typing import Protocol
 
 from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.partition import Partition
@@ -17,7 +19,7 @@ from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
-from headrace.streams.log import Delivery, Source
+from headrace.streams.log import Delivery, Position, Source
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,19 @@ PROGRESS_S = 0.1
 
 FIRST_RETRY_S = 0.1
 """First pause after a failed takeover, doubled up to ``restart_backoff_s``."""
+
+
+class Stateful(Protocol):
+    """State that belongs to partitions: `headrace.consumers.model_sequences.ModelSequences`."""
+
+    async def restore(self, parts: Sequence[Partition]) -> None:
+        """Read and open the state of partitions that are being taken over; `LogError` if that fails now."""
+
+    def confirmed(self, part: Partition, position: Position) -> None:
+        """Take note that a partition's position was accepted by the coordinator."""
+
+    def close(self, tp: TP) -> None:
+        """Forget a partition that is not ours any more."""
 
 
 class Assignment:
@@ -46,6 +61,7 @@ class Assignment:
         start: Callable[[Coroutine[None, None, None]], object],
         drop: Callable[[TP], int],
         next_epoch: Callable[[], int],
+        stateful: Stateful | None = None,
     ) -> None:
         """Keep the parts; `attach` brings those that are made later.
 
@@ -54,6 +70,7 @@ class Assignment:
             start: Starts a task in the worker's task group.
             drop: Removes a partition's queued entries and returns how many they were.
             next_epoch: Counts takeovers over the worker's whole life.
+            stateful: What is taken over with a partition beside its position; None for stateless models.
         """
         self.partitions: dict[TP, Partition] = {}
         self.rebalances = 0
@@ -61,6 +78,7 @@ class Assignment:
         self._start = start
         self._drop = drop
         self._next_epoch = next_epoch
+        self._stateful = stateful
         self._source: Source | None = None
         self._delivery: Delivery | None = None
         self._settler: Settler | None = None
@@ -76,8 +94,7 @@ class Assignment:
     def assigned(self, tps: Set[TP], epoch: int) -> None:
         """Note the partitions and start taking them over."""
         self.rebalances += 1
-        for tp in tps:
-            self._begin(tp, epoch)
+        self._begin(tps, epoch)
 
     async def revoked(self, tps: Set[TP], deadline: float) -> None:
         """Hand partitions back: nothing new starts, what executes is answered and committed if in time."""
@@ -114,14 +131,15 @@ class Assignment:
             for part in parts:
                 if self.partitions.get(part.tp) is part:
                     self._start(self._forget(part))
-                    del self.partitions[part.tp]
+                    self._remove(part)
 
     def lost(self, tps: Set[TP]) -> None:
         """Drop partitions that are already somebody else's; publish nothing for them (P-7)."""
         self.rebalances += 1
         for tp in tps:
-            part = self.partitions.pop(tp, None)  # at once: results of what executes are dropped
+            part = self.partitions.get(tp)
             if part is not None:
+                self._remove(part)  # at once: results of what executes are dropped
                 part.active = False
                 self._drop(tp)
                 self._start(self._forget(part))
@@ -130,65 +148,120 @@ class Assignment:
         """Take a partition over once more from its committed position: a settle of it was aborted."""
         if self.partitions.get(part.tp) is not part:
             return  # it changed hands meanwhile, and may be ours anew: that takeover stands
-        del self.partitions[part.tp]
+        self._remove(part)
         part.active = False
         self._drop(part.tp)
         self._start(self._start_again(part))
 
-    def _begin(self, tp: TP, source_epoch: int) -> None:
-        ledger = OffsetLedger(
-            epoch=source_epoch,
-            max_span=self._settings.max_partition_span,
-            block_records=self._settings.max_poll_records,
-        )
-        part = Partition(tp, source_epoch, self._next_epoch(), ledger)
-        self.partitions[tp] = part
-        self._start(self._take_over(part))
+    def _begin(self, tps: Set[TP], source_epoch: int) -> None:
+        parts = []
+        for tp in sorted(tps):
+            ledger = OffsetLedger(
+                epoch=source_epoch,
+                max_span=self._settings.max_partition_span,
+                block_records=self._settings.max_poll_records,
+            )
+            part = Partition(tp, source_epoch, self._next_epoch(), ledger)
+            self.partitions[tp] = part
+            parts.append(part)
+        if parts:
+            self._start(self._take_over(parts))
+
+    def _remove(self, part: Partition) -> None:
+        """Have a partition no more, and nothing of its state."""
+        del self.partitions[part.tp]
+        if self._stateful is not None:
+            self._stateful.close(part.tp)
 
     async def _start_again(self, part: Partition) -> None:
         await self._forget(part)
         if self._source is None or part.tp in self.partitions:
             return  # assigned anew meanwhile
         if self._source.assignment().get(part.tp) == part.source_epoch:
-            self._begin(part.tp, part.source_epoch)
+            self._begin({part.tp}, part.source_epoch)
 
-    async def _take_over(self, part: Partition) -> None:
+    async def _take_over(self, parts: Sequence[Partition]) -> None:
+        """Take partitions over together: one reader for all their state, one commit that confirms them."""
         assert self._source is not None
-        source, tp = self._source, part.tp
         pause_s = FIRST_RETRY_S
-        while self.partitions.get(tp) is part:
+        left = [part for part in parts if self._is_ours(part)]
+        while left:
             try:
-                position = (await source.committed({tp}))[tp]
-                if position is not None and position.offset > (await source.end_offsets({tp}))[tp]:
-                    logger.warning(
-                        "%s/%d ends before its committed offset %d, it was made again or cut: read from its beginning",
-                        *tp,
-                        position.offset,
-                    )
-                    position = None
-                if position is None:
-                    first = (await source.beginning_offsets({tp}))[tp]
-                else:
-                    warning = part.ledger.restore(position)
-                    if warning:
-                        logger.warning("%s/%d: %s", tp.topic, tp.partition, warning)
-                    first = position.offset
+                positions = await self._positions(self._source, left)
+                confirmed: Set[TP] = positions.keys()
+                if self._stateful is not None:
+                    # In this order: a state read before the position may lack a step that the position has passed
+                    # (D5); and only who is still the owner afterwards may trust either.
+                    await self._stateful.restore(left)
+                    confirmed = await self._source.confirm(positions)
             except LogError as exc:
                 if not exc.retriable:
                     raise
-                logger.warning("taking over %s/%d failed, trying again: %s", *tp, exc.detail)
+                names = ", ".join(f"{part.tp.topic}/{part.tp.partition}" for part in left)
+                logger.warning("taking over %s failed, trying again: %s", names, exc.detail)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._settings.restart_backoff_s)
-                continue
-            if self.partitions.get(tp) is not part or tp not in source.assignment():
-                return  # revoked meanwhile
+            else:
+                self._activate(self._source, left, positions, confirmed)
+                if all(part.active for part in left if self._is_ours(part)):
+                    return
+                await asyncio.sleep(
+                    pause_s
+                )  # the group knows of a change that we have not heard of yet
+            left = [part for part in left if self._is_ours(part) and not part.active]
+
+    async def _positions(
+        self, source: Source, parts: Sequence[Partition]
+    ) -> Mapping[TP, Position]:
+        """Read committed positions, F included, into the ledgers (P-1); the beginning where there is none."""
+        tps = {part.tp for part in parts}
+        committed = await source.committed(tps)
+        ends = await source.end_offsets(tps)
+        positions: dict[TP, Position] = {}
+        fresh: set[TP] = set()
+        for part in parts:
+            tp, position = part.tp, committed[part.tp]
+            if position is not None and position.offset > ends[tp]:
+                logger.warning(
+                    "%s/%d ends before its committed offset %d, it was made again or cut: read from its beginning",
+                    *tp,
+                    position.offset,
+                )
+                position = None
             if position is None:
-                part.ledger.begin(first)
-            source.seek(tp, first)
-            part.active = True
-            part.paused = False
-            source.resume({tp})
-            return
+                fresh.add(tp)
+                continue
+            warning = part.ledger.restore(position)
+            if warning:
+                logger.warning("%s/%d: %s", tp.topic, tp.partition, warning)
+            positions[tp] = Position(position.offset, position.metadata, part.source_epoch)
+        first = await source.beginning_offsets(fresh) if fresh else {}
+        for part in parts:
+            if part.tp in fresh:
+                part.ledger.begin(first[part.tp])
+                positions[part.tp] = Position(first[part.tp], "", part.source_epoch)
+        return positions
+
+    def _activate(
+        self,
+        source: Source,
+        parts: Sequence[Partition],
+        positions: Mapping[TP, Position],
+        confirmed: Set[TP],
+    ) -> None:
+        """Begin to read what is still ours."""
+        assigned = source.assignment()
+        for part in parts:
+            if part.tp in confirmed and part.tp in assigned and self._is_ours(part):
+                if self._stateful is not None:
+                    self._stateful.confirmed(part, positions[part.tp])
+                source.seek(part.tp, positions[part.tp].offset)
+                part.active = True
+                part.paused = False
+                source.resume({part.tp})
+
+    def _is_ours(self, part: Partition) -> bool:
+        return self.partitions.get(part.tp) is part
 
     async def _flush(self, timeout_s: float) -> None:
         assert self._delivery is not None
@@ -203,7 +276,7 @@ class Assignment:
         if self._settler is not None:
             self._settler.forget(part)
         if self.partitions.get(part.tp) is part:
-            del self.partitions[part.tp]
+            self._remove(part)
         if self._delivery is None:
             return
         try:

@@ -40,6 +40,9 @@ class Admission(Protocol):
     def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
         """Answer entries with their errors; ``dead_letters`` are copied to the dead-letter topic too."""
 
+    def route(self, part: Partition, entries: Sequence[Entry]) -> None:
+        """Take a block's records of a sequence model, in order: each is queued, answered, or finished already."""
+
     def went_back(self, part: Partition, offset: int) -> None:
         """Take a partition over again that hands out an offset below those it had handed out."""
 
@@ -70,14 +73,26 @@ class Intake:
         placement: Placement,
         settings: WorkerSettings,
         clock: Clock,
+        sequences: bool = False,
     ) -> None:
-        """Keep the parts; `run` polls."""
+        """Keep the parts; `run` polls.
+
+        Args:
+            partitions: Those that are ours.
+            decoder: Reads the model's records.
+            admission: Who takes them.
+            placement: Where answers go.
+            settings: Bounds.
+            clock: Time.
+            sequences: Records are steps of sequences: even bad ones are answered in their turn.
+        """
         self._partitions = partitions
         self._decoder = decoder
         self._admission = admission
         self._placement = placement
         self._settings = settings
         self._clock = clock
+        self._sequences = sequences
         self._room = asyncio.Event()
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
         self.stopped = False
@@ -178,18 +193,45 @@ class Intake:
             part.in_flight -= len(records)
             part.in_flight_bytes -= size
             return
-        failed = [failure.entry for failure in decoded.failures]
-        for entry in failed:
-            self._placement.resolve(entry)
+        for failure in decoded.failures:
+            self._placement.resolve(failure.entry)
+        if self._sequences:
+            self._offer_steps(part, decoded)
+        else:
+            self._offer_requests(part, decoded)
+        if part.held or not part.ledger.may_admit():
+            self._pause(source, (part,))
+
+    def _offer_requests(self, part: Partition, decoded: Decoded) -> None:
         if decoded.failures:
             self._admission.refuse(
                 [Refusal(failure.entry, failure.error) for failure in decoded.failures],
                 dead_letters=[f.entry for f in decoded.failures if f.dead_letter],
             )
         for version, entries in decoded.by_version.items():
-            self._offer(part, version, self._screen(entries))
-        if part.held or not part.ledger.may_admit():
-            self._pause(source, (part,))
+            refusals = self._screen(entries)
+            fit = entries
+            if refusals:
+                self._admission.refuse(refusals)
+                refused = {id(refusal.entry) for refusal in refusals}
+                fit = [entry for entry in entries if id(entry) not in refused]
+            self._offer(part, version, fit)
+
+    def _offer_steps(self, part: Partition, decoded: Decoded) -> None:
+        """Offer a block of a sequence model, in the order of its partition whatever versions are asked for."""
+        entries: list[Entry] = []
+        for version, found in decoded.by_version.items():
+            for entry in found:
+                entry.version = version
+            for refusal in self._screen(found):
+                refusal.entry.error = refusal.error
+            entries += found
+        for failure in decoded.failures:
+            failure.entry.error, failure.entry.dead_letter = failure.error, failure.dead_letter
+            entries.append(failure.entry)
+        if decoded.failures or len(decoded.by_version) > 1:
+            entries.sort(key=lambda entry: entry.record.offset)
+        self._admission.route(part, entries)
 
     async def _decoded(self, part: Partition, records: Sequence[Record], size: int) -> Decoded:
         """Decode, a large block in a thread; all reply topics are known then."""
@@ -207,8 +249,8 @@ class Intake:
     def _is_ours(self, part: Partition) -> bool:
         return part.active and self._partitions.get(part.tp) is part
 
-    def _screen(self, entries: list[Entry]) -> list[Entry]:
-        """Refuse what must not be queued (reply address, cancelled) and set absolute deadlines."""
+    def _screen(self, entries: Sequence[Entry]) -> list[Refusal]:
+        """Set absolute deadlines; returns what must not be queued (reply address, cancelled)."""
         refusals: list[Refusal] = []
         for entry in entries:
             if entry.deadline_ms:
@@ -220,11 +262,7 @@ class Intake:
                     error = Cancelled("the request was cancelled before it was queued")
                 if error is not None:
                     refusals.append(Refusal(entry, error))
-        if not refusals:
-            return entries
-        self._admission.refuse(refusals)
-        refused = {id(refusal.entry) for refusal in refusals}
-        return [entry for entry in entries if id(entry) not in refused]
+        return refusals
 
     def _offer(self, part: Partition, version: int, entries: Sequence[Entry]) -> list[Entry]:
         """Offer entries; returns those that are held now, in order: nobody awaits them and their queue is full."""

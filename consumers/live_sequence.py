@@ -49,7 +49,7 @@ class LiveSequence:
         waiting: Number of queued entries.
         running: The entry that executes now, or None: at most one (SQ-13).
         slot: Slot of its version's batcher, `NO_SLOT` where it has none.
-        is_dropped: Its partition is gone: what still runs of it counts for nothing.
+        is_dropped: Its partition was given up: nothing of it is queued any more, and what runs is its last step here.
     """
 
     __slots__ = (

@@ -14,6 +14,7 @@ from headrace.consumers.placement import Placement
 from headrace.consumers.settle import Settler
 from headrace.schemas.batch import Entry
 from headrace.schemas.record import TP, Out
+from headrace.schemas.sequence import SequenceState
 
 HEADER_ROOM_BYTES = 64 * 1024
 """Within this much of the limit, an answer's size is computed exactly."""
@@ -22,7 +23,7 @@ HEADER_ROOM_BYTES = 64 * 1024
 class _Group:
     """What follows for one partition; ``epoch`` -1 where it is no longer ours."""
 
-    __slots__ = ("epoch", "offsets", "outs", "part", "size", "target")
+    __slots__ = ("epoch", "offsets", "outs", "part", "recorded", "size", "states", "target")
 
     def __init__(self, part: Partition | None, target: tuple[str, int]) -> None:
         self.part = part
@@ -31,6 +32,8 @@ class _Group:
         self.outs: list[Out] = []
         self.offsets: list[int] = []
         self.size = 0
+        self.states: dict[bytes, SequenceState] = {}
+        self.recorded: list[tuple[bytes, int, Out]] = []
 
 
 class Outgoing:
@@ -47,6 +50,7 @@ class Outgoing:
         *,
         max_bytes: int,
         bound: Callable[[Entry, Out], None],
+        records: bool = False,
     ) -> None:
         """Start empty.
 
@@ -55,12 +59,14 @@ class Outgoing:
             placement: Where answers go.
             max_bytes: Largest record that the log publishes.
             bound: Called with an answer that may be larger: makes it fit.
+            records: Answers of sequences are remembered with their state (P-16).
         """
         self.awaited = False
         self._partitions = partitions
         self._placement = placement
         self._limit = max_bytes - HEADER_ROOM_BYTES
         self._bound = bound
+        self._records = records
         self._groups: dict[TP, _Group] = {}
 
     def answer(self, answers: Sequence[Answer]) -> None:
@@ -83,6 +89,8 @@ class Outgoing:
             if len(value) + (0 if key is None else len(key)) > limit:
                 self._bound(entry, out)
             group.outs.append(out)
+            if self._records and entry.after is not None:
+                group.recorded.append((entry.sequence.key, entry.record.offset, out))
 
     def copy(self, entry: Entry, out: Out) -> None:
         """Add a record that follows from an entry beside its answer, such as a dead letter."""
@@ -102,12 +110,21 @@ class Outgoing:
                 group.offsets.append(record.offset)
                 if record.value is not None:
                     group.size += len(record.value)
+                if entry.after is not None:
+                    group.states[entry.sequence.key] = entry.after
 
     def put(self, settler: Settler) -> None:
         """Hand everything over."""
         for group in self._groups.values():
             if group.part is not None and group.offsets:
-                settler.put(group.part, group.outs, group.offsets, group.size)
+                settler.put(
+                    group.part,
+                    group.outs,
+                    group.offsets,
+                    group.size,
+                    states=group.states,
+                    recorded=group.recorded,
+                )
 
     def _group(self, tp: TP) -> _Group:
         group = self._groups.get(tp)

@@ -118,9 +118,15 @@ class Scheduler:
         """Queue entries and start what can start; returns those that the queue has no room for."""
         refusals = self.batcher.offer(entries, self._now_ns())
         self.dispatch()
-        while full := [r.entry for r in refusals if r.error.reason is Reason.QUEUE_FULL]:
+        while full := [
+            r.entry
+            for r in refusals
+            # A step of a sequence that was refused has ended it.
+            if r.error.reason is Reason.QUEUE_FULL and r.entry.sequence is None
+        ]:
             # A block comes all at once: what found the queue full may fit after the batches that just left it.
-            others = [r for r in refusals if r.error.reason is not Reason.QUEUE_FULL]
+            again = {id(entry) for entry in full}
+            others = [r for r in refusals if id(r.entry) not in again]
             refusals = [*others, *self.batcher.offer(full, self._now_ns())]
             if len(refusals) == len(others) + len(full):
                 break

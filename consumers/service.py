@@ -17,10 +17,11 @@ from headrace.consumers.answering import Answering, Healthy, Version
 from headrace.consumers.batcher import Batcher
 from headrace.consumers.default import DefaultBatcher
 from headrace.consumers.dynamic import DynamicBatcher
-from headrace.consumers.observe import ModelObserver, WorkerMetrics
+from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMetrics
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
 from headrace.consumers.scheduler import Instances, Scheduler
+from headrace.consumers.sequence_parts import SequenceParts
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import LoadedModel, LoadedVersion
@@ -32,6 +33,7 @@ from headrace.schemas.requests import RequestDecoder
 from headrace.streams.cancels import read_cancel
 from headrace.streams.log import LATEST, Log, Span, TopicSpec
 from headrace.streams.metrics_text import Series
+from headrace.streams.sequence_list import SequencePage
 from headrace.streams.topology import Topology
 from prometheus_client import CollectorRegistry
 
@@ -90,6 +92,7 @@ class Worker:
         self._settings = settings
         self._clock = clock or Clock()
         self._metrics = WorkerMetrics(self.registry)
+        self._sequence_metrics = SequenceMetrics(self.registry)
         self._pool = pool
         self._pools: list[InstancePool] = []
         self._missing: tuple[str, ...] = ()
@@ -138,6 +141,13 @@ class Worker:
                 found.append(Series(name, number, tags, version.observer.counts))
         return found
 
+    def sequences(self, model: str, limit: int) -> SequencePage | None:
+        """Return a model's most recently active live sequences; None where it is not served or has none ever."""
+        worker = self.models.get(model)
+        if worker is None or worker.sequences is None:
+            return None
+        return worker.sequences.page(limit, self._settings.worker_id)
+
     def troubles(self) -> list[str]:
         """Return a sentence for each reason that keeps the worker from being ready."""
         found = [f"topic {name} does not exist" for name in self._missing]
@@ -171,7 +181,7 @@ class Worker:
             if count := have.get(self._topology.requests(name)):
                 # Results have as many partitions as requests (DESIGN §4).
                 self._counts |= dict.fromkeys(
-                    (self._topology.requests(name), self._topology.results(name)), count
+                    [spec.name for spec in self._model_specs(name)], count
                 )
         specs = self._specs()
         warnings = await self._log.ensure(specs)
@@ -182,8 +192,12 @@ class Worker:
         """Return every topic that is read or written, with the partition count that it had when it was last seen."""
         specs = list(self._topology.shared_specs())
         for name in self._repository.models:
-            specs += self._topology.model_specs(name)
+            specs += self._model_specs(name)
         return [replace(s, partitions=self._counts.get(s.name, s.partitions)) for s in specs]
+
+    def _model_specs(self, name: str) -> Sequence[TopicSpec]:
+        stateful = self._repository.models[name].config.sequence_batching is not None
+        return self._topology.model_specs(name, stateful=stateful)
 
     def _take_counts(self, specs: Sequence[TopicSpec], there: Mapping[str, int]) -> None:
         self._counts = {spec.name: there.get(spec.name, spec.partitions) for spec in specs}
@@ -214,8 +228,12 @@ class Worker:
             clock=clock,
             count_refused=lambda reason: self._metrics.refused.labels(name, reason.value).inc(),
         )
+        parts = self._sequence_parts(name, model, answering)
+        if parts is not None:
+            answering.records = parts.sequences.options.record_answers
         for number, version in model.versions.items():
-            answering.versions[number] = self._version(name, version, answering)
+            batcher = make_batcher(version) if parts is None else parts.batcher(version)
+            answering.versions[number] = self._version(name, version, batcher, answering)
         return ModelWorker(
             name,
             log=self._log,
@@ -231,15 +249,34 @@ class Worker:
             placement=placement,
             settings=settings,
             clock=clock,
+            sequences=None if parts is None else parts.sequences,
         )
 
-    def _version(self, name: str, loaded: LoadedVersion, answering: Answering) -> Version:
+    def _sequence_parts(
+        self, name: str, model: LoadedModel, answering: Answering
+    ) -> SequenceParts | None:
+        if model.config.sequence_batching is None:
+            return None
+        return SequenceParts(
+            name,
+            model,
+            answering.versions,
+            log=self._log,
+            topology=self._topology,
+            settings=self._settings,
+            clock=self._clock,
+            metrics=self._sequence_metrics,
+        )
+
+    def _version(
+        self, name: str, loaded: LoadedVersion, batcher: Batcher, answering: Answering
+    ) -> Version:
         pool = self._pool(loaded.instances, f"{name}-{loaded.version}")
         pool.start()
         self._pools.append(pool)
         scheduler = Scheduler(
             loaded.version,
-            make_batcher(loaded),
+            batcher,
             pool,
             answering,
             repeatable=loaded.model.repeatable,
@@ -248,7 +285,7 @@ class Worker:
             clock=self._clock,
         )
         observer = ModelObserver(name, loaded.version, self._metrics)
-        batching = loaded.config.dynamic_batching
+        batching = loaded.config.dynamic_batching or loaded.config.sequence_batching
         return Version(
             scheduler,
             pool,
@@ -318,6 +355,8 @@ class Worker:
             self._metrics.loop_lag.set(max(0.0, loop.time() - due))
             for name, worker in self.models.items():
                 self._metrics.rebalances.labels(name).set(worker.assignment.rebalances)
+                if worker.sequences is not None:
+                    worker.sequences.count()
                 in_flight = sum(part.in_flight for part in worker.partitions.values())
                 self._metrics.in_flight.labels(name).set(in_flight)
 
@@ -329,7 +368,7 @@ def _stage_rows(loaded: LoadedVersion) -> int:
 
 
 def make_batcher(loaded: LoadedVersion) -> Batcher:
-    """Return the scheduler that a version's configuration asks for."""
+    """Return the scheduler that a version's configuration asks for, where it has no sequences."""
     batching = loaded.config.dynamic_batching
     if batching is None:
         return DefaultBatcher(loaded.signature)

@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from headrace.consumers.partition import Partition
+from headrace.consumers.state_store import StateStore
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
+from headrace.schemas.sequence import SequenceState
 from headrace.streams.log import Delivery, Outcome
 
 logger = logging.getLogger(__name__)
+
+NO_STATES: Mapping[bytes, SequenceState] = {}
 
 RETRY_PAUSE_S = 0.2
 """Pause before a settle that failed is tried again, seconds."""
@@ -45,6 +49,8 @@ class Settler:
         retry_s: float,
         delivers: Callable[[Partition], bool],
         is_pointless: Callable[[], Awaitable[bool]],
+        store: StateStore[SequenceState] | None = None,
+        writes_ahead: bool = False,
     ) -> None:
         """Keep the parts.
 
@@ -58,6 +64,8 @@ class Settler:
             retry_s: How long a failing log is tried again before the membership is given up.
             delivers: Whether a partition is still ours.
             is_pointless: Asked after a failure: whether the same records can never be published.
+            store: Durable state that follows from the answers; None where the model has none.
+            writes_ahead: Answers are published only when the state that holds them is acknowledged (P-16).
         """
         self._delivery = delivery
         self._interval_s = interval_s
@@ -68,13 +76,25 @@ class Settler:
         self._retry_s = retry_s
         self._delivers = delivers
         self._is_pointless = is_pointless
+        self._store = store
+        self._writes_ahead = writes_ahead
+        self._held: dict[TP, list[Out]] = {}
         self._failing_since: float | None = None
         self._dirty: dict[TP, Partition] = {}
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._progress = asyncio.Event()
 
-    def put(self, part: Partition, outs: Sequence[Out], offsets: Sequence[int], size: int) -> None:
+    def put(
+        self,
+        part: Partition,
+        outs: Sequence[Out],
+        offsets: Sequence[int],
+        size: int,
+        *,
+        states: Mapping[bytes, SequenceState] = NO_STATES,
+        recorded: Sequence[tuple[bytes, int, Out]] = (),
+    ) -> None:
         """Buffer the answers of some of a partition's records.
 
         Args:
@@ -82,9 +102,17 @@ class Settler:
             outs: What follows from them; may be empty.
             offsets: Offsets that are thereby answered.
             size: Bytes of the answered records' values.
+            states: Key → its sequence as of the latest of them.
+            recorded: Key, offset and answer of those that are to be remembered.
         """
-        if outs:
+        if outs and self._writes_ahead:
+            self._held.setdefault(part.tp, []).extend(outs)
+        elif outs:
             self._delivery.put(part.tp, outs)
+        if states and self._store is not None:
+            self._store.stage(part.tp, states)
+            if recorded:
+                self._store.record(part.tp, recorded)
         part.answered.extend(offsets)
         part.answered_bytes += size
         self._dirty[part.tp] = part
@@ -115,6 +143,7 @@ class Settler:
         """Leave a partition out of further settles, unless it is ours under another epoch by now."""
         if self._dirty.get(part.tp) is part:
             del self._dirty[part.tp]
+            self._held.pop(part.tp, None)
 
     async def run(self) -> None:
         """Settle for ever; ends by cancellation, or by a `LogError` of the delivery."""
@@ -145,6 +174,8 @@ class Settler:
             part.answered = []
             part.answered_bytes = 0
             upto[tp] = part.ledger.position()
+            if self._store is not None:
+                self._put_states(tp, self._store)
         try:
             outcomes = await self._delivery.settle(upto)
         except LogError as exc:
@@ -162,6 +193,17 @@ class Settler:
                 self._on_lost(part, outcomes[tp])
         self._on_settled(finished)
         self._progress.set()
+
+    def _put_states(self, tp: TP, store: StateStore[SequenceState]) -> None:
+        """Let snapshots travel with this settle: before its answers, or behind them once they are acknowledged."""
+        before, behind = store.begin(tp)
+        if before:
+            self._delivery.put(tp, before)
+        if behind:
+            self._delivery.put(tp, behind, after_ack=True)
+        held = self._held.pop(tp, None)
+        if held:
+            self._delivery.put(tp, held, after_ack=True)
 
     async def _failed(self, exc: LogError, dirty: dict[TP, Partition]) -> None:
         """Try again after a pause: the delivery keeps what it could not publish."""

@@ -21,6 +21,7 @@ from headrace.consumers.answering import Answering
 from headrace.consumers.assignment import Assignment
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.intake import Decoder, Intake
+from headrace.consumers.model_sequences import ModelSequences
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.settings import Clock, WorkerSettings
@@ -50,6 +51,7 @@ class ModelWorker:
         draining: No new record is admitted.
         source: The group member, None between two memberships.
         trouble: Why it does not serve now, ``""`` if it does.
+        sequences: Live sequences and their state; None where the model has none.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class ModelWorker:
         placement: Placement,
         settings: WorkerSettings,
         clock: Clock,
+        sequences: ModelSequences | None = None,
     ) -> None:
         """Keep the parts; `run` brings them to life.
 
@@ -79,12 +82,14 @@ class ModelWorker:
             placement: Where answers go.
             settings: Bounds.
             clock: Time.
+            sequences: Of a sequence model.
         """
         self.model_name = model_name
         self.answering = answering
         self.draining = False
         self.trouble = "not joined yet"
         self.partition_count = partition_count
+        self.sequences = sequences
         self._log = log
         self._group = group
         self._topic = topic
@@ -161,7 +166,9 @@ class ModelWorker:
         self.assignment = self._new_assignment()
         self._placement.forget()
         source = self._log.source(self._group, {self._topic}, self.assignment)
-        delivery = self._log.delivery(source, Mode.AT_LEAST_ONCE)
+        keeper = self.sequences
+        store = keeper.new_store() if keeper is not None else None
+        delivery = self._log.delivery(source, Mode.AT_LEAST_ONCE, store)
         settler = Settler(
             delivery,
             interval_s=self._settings.settle_interval_s,
@@ -172,6 +179,8 @@ class ModelWorker:
             retry_s=self._settings.settle_retry_s,
             delivers=lambda part: self.partitions.get(part.tp) is part,
             is_pointless=self._is_pointless,
+            store=store,
+            writes_ahead=keeper is not None and keeper.options.record_answers,
         )
         intake = Intake(
             self.partitions,
@@ -180,10 +189,13 @@ class ModelWorker:
             placement=self._placement,
             settings=self._settings,
             clock=self._clock,
+            sequences=keeper is not None,
         )
         self.source, self._intake, self._settler = source, intake, settler
         self.assignment.attach(source, delivery, settler)
         self.answering.attach(self.partitions, settler, self._room_made, self._scheduler_failed)
+        if keeper is not None:
+            keeper.attach(self.partitions, settler, source)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -193,6 +205,8 @@ class ModelWorker:
                         tasks.create_task(settler.run()),
                         tasks.create_task(intake.run(source)),
                     ]
+                    if keeper is not None:
+                        running.append(tasks.create_task(keeper.reap()))
                     await self._until(stop, running)
                     await self._drain()
                     for task in running:
@@ -223,16 +237,25 @@ class ModelWorker:
             part.held.clear()  # never queued: read again by whoever comes next
         for version in self.answering.versions.values():
             version.scheduler.drain()
-        while any(part.in_flight > 0 for part in self.partitions.values()) and clock() < deadline:
+        while self._progresses() and clock() < deadline:
             await self._settler.progress(min(0.1, deadline - clock()))
             self._settler.schedule(at_once=True)
         # Hands every partition back: flushes the commits; what is unanswered now stays uncommitted.
         await self.assignment.revoked(set(self.partitions), clock() + HAND_BACK_S)
 
+    def _progresses(self) -> bool:
+        """Whether something in flight will still end: not so what waits for a slot whose sequence ends later."""
+        parts = self.partitions.values()
+        return any(part.in_flight > 0 for part in parts) and (
+            not self.answering.at_rest() or any(part.answered or part.settling for part in parts)
+        )
+
     def _hand_back(self) -> None:
         """After a membership: forget the queue, whose records will be read again."""
         for tp in list(self.partitions):
             self._drop(tp)
+            if self.sequences is not None:
+                self.sequences.close(tp)
         self.partitions.clear()
         self.source = self._intake = self._settler = None
         self.trouble = self.trouble or "it has left its group"
@@ -243,6 +266,7 @@ class ModelWorker:
             start=self._start,
             drop=self._drop,
             next_epoch=self._next_epoch,
+            stateful=self.sequences,
         )
 
     def _next_epoch(self) -> int:
@@ -268,6 +292,16 @@ class ModelWorker:
     def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
         """Answer entries with their errors."""
         self.answering.refuse(refusals, dead_letters=dead_letters)
+
+    def route(self, part: Partition, entries: Sequence[Entry]) -> None:
+        """Queue steps of sequences where their sequence runs; those that have none to wait for are answered."""
+        assert self.sequences is not None
+        routed = self.sequences.route(part, entries)
+        if routed.refusals:
+            dead = [refusal.entry for refusal in routed.refusals if refusal.entry.dead_letter]
+            self.answering.refuse(routed.refusals, dead_letters=dead)
+        for number, steps in routed.by_version.items():
+            self.answering.offer_steps(number, steps)
 
     def skipped(self, part: Partition) -> None:
         """Let a position be committed that moved without an answer."""

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.schemas.config_parameters import BATCH_AXIS, CONSTANT, parameter_field
+from headrace.schemas.config_parameters import (
+    BATCH_AXIS,
+    CONSTANT,
+    parameter_field,
+    read_record_answers,
+    read_snapshot_every,
+)
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import (
     ControlKind,
@@ -44,6 +50,8 @@ def check_sequences(config: ModelConfig, *, file: str, is_complete: bool) -> Non
         check.outputs(sequences)
     check.names(sequences)
     check.batch_axes(sequences)
+    read_snapshot_every(config.parameters, file)
+    read_record_answers(config.parameters, file)
 
 
 class _Check:

@@ -13,7 +13,7 @@ and shape are those of the model file, which the value must fit. Booleans are on
 
 ``snapshot_every`` and ``record_answers`` say how a sequence model's states are kept: a whole number of steps after
 which a sequence is snapshotted though no commit is due (0: on commit only), and ``true`` for answers that are written
-with the state before they are published, so that a repeat is answered alike whatever the model does (DELIVERY P-3, P-16).
+with the state before they are published, so that a repeat is answered alike whatever the model does (P-3, P-16).
 
 All are checked at load: a name that no tensor of the model has, or a value that does not fit, is refused.
 """
@@ -29,16 +29,6 @@ BATCH_AXIS = "batch_axis."
 
 CONSTANT = "constant."
 """Prefix of the parameters that give a model input its value."""
-
-RECORD_ANSWERS = "record_answers"
-"""Whether a sequence's answers are kept in its snapshot before they are published (DELIVERY P-16)."""
-
-SNAPSHOT_EVERY = "snapshot_every"
-"""Steps after which a sequence is snapshotted though no commit is due (DELIVERY P-3)."""
-
-SERVER_PARAMETERS = (RECORD_ANSWERS, SNAPSHOT_EVERY)
-"""What the worker reads, whatever the backend; backends pass them over."""
-
 
 SNAPSHOT_EVERY = "snapshot_every"
 RECORD_ANSWERS = "record_answers"

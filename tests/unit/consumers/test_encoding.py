@@ -150,7 +150,9 @@ class Published:
         self.at_once: list[bool] = []
         self.changed = asyncio.Event()
 
-    def put(self, part, outs, offsets, size) -> None:
+    def put(self, part, outs, offsets, size, *, states, recorded) -> None:
+        assert not states
+        assert not recorded
         assert len(outs) == len(offsets)
         self.offsets += offsets
 

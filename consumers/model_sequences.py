@@ -1,0 +1,279 @@
+"""A sequence model's part of its worker: routing, durable state, takeover, and the reaper, tied together.
+
+`headrace.consumers.sequences` decides, `headrace.consumers.state_store` remembers, `headrace.consumers.restore`
+reads back; here they meet the log, the settler and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.consumers.live_sequence import NO_SLOT
+from headrace.consumers.partition import Partition
+from headrace.consumers.restore import restore
+from headrace.consumers.sequence_batcher import SequenceBatcher
+from headrace.consumers.sequences import Routed, Sequences
+from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.settle import Settler
+from headrace.consumers.state_store import StateStore, StoreCounts
+from headrace.schemas.batch import Entry
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP, Out
+from headrace.schemas.sequence import SequenceState, sequence_key
+from headrace.schemas.snapshot import Damage, SequenceCodec, StateKind
+from headrace.streams.log import Log, Position, Source
+from headrace.streams.sequence_list import (
+    BACKLOG,
+    IDLE,
+    NO_INSTANCE,
+    SequencePage,
+    SequenceRow,
+    slot_name,
+)
+from headrace.streams.status import SequenceCounts
+
+logger = logging.getLogger(__name__)
+
+REAP_INTERVAL_S = 0.25
+"""Shortest pause between two looks for silent sequences, seconds."""
+
+REAP_INTERVAL_MAX_S = 5.0
+"""Longest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateOptions:
+    """How a model's sequences are kept.
+
+    Attributes:
+        every: Snapshot also after so many steps; 0 is only before each commit (P-3).
+        record_answers: Snapshot with the answer before it is published (P-16).
+    """
+
+    every: int = 0
+    record_answers: bool = False
+
+
+class ModelSequences:
+    """The sequences of one model in this worker, over all of its memberships.
+
+    Attributes:
+        sequences: Which there are.
+        store: Their durable state; a new one per membership.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        sequences: Sequences,
+        *,
+        log: Log,
+        state_topic: str,
+        codec: SequenceCodec,
+        options: StateOptions,
+        idle_us: int,
+        settings: WorkerSettings,
+        clock: Clock,
+        took_over: Callable[[float], None],
+        batchers: Callable[[], Mapping[int, SequenceBatcher]],
+    ) -> None:
+        """Keep the parts.
+
+        Args:
+            model_name: Which model.
+            sequences: Its sequences; nothing is open yet.
+            log: Where the state topic is.
+            state_topic: Compacted, partitions as the requests topic.
+            codec: Reads and writes states.
+            options: Of the model.
+            idle_us: Longest silence of a sequence, µs.
+            settings: Bounds.
+            clock: Time.
+            took_over: Told how long a takeover's reading took, seconds.
+            batchers: Returns each version's batcher.
+        """
+        self.sequences = sequences
+        self.options = options
+        self._model_name = model_name
+        self._log = log
+        self._topic = state_topic
+        self._codec = codec
+        self._idle_s = idle_us / 1e6
+        self._settings = settings
+        self._clock = clock
+        self._took_over = took_over
+        self._batchers = batchers
+        self._partitions: Mapping[TP, Partition] = {}
+        self._settler: Settler | None = None
+        self._source: Source | None = None
+        self._before = StoreCounts()  # of the stores of earlier memberships
+        self.store = self._new_store()
+
+    def new_store(self) -> StateStore[SequenceState]:
+        """Start a membership with an empty store; returns it."""
+        self._before.snapshots += self.store.counts.snapshots
+        self._before.snapshot_bytes += self.store.counts.snapshot_bytes
+        self.store = self._new_store()
+        return self.store
+
+    def _new_store(self) -> StateStore[SequenceState]:
+        settings = self._settings
+        return StateStore(
+            self._topic,
+            StateKind.SEQUENCE,
+            self._codec,
+            every=self.options.every,
+            record_answers=self.options.record_answers,
+            ended_ttl_ms=int(settings.ended_ttl_s * 1000),
+            max_markers=settings.max_ended_sequences,
+            wall_ms=self._clock.wall_ms,
+            on_forgotten=self.sequences.forget,
+        )
+
+    def attach(self, partitions: Mapping[TP, Partition], settler: Settler, source: Source) -> None:
+        """Bring the parts of a new membership."""
+        self._partitions, self._settler, self._source = partitions, settler, source
+
+    async def restore(self, parts: Sequence[Partition]) -> None:
+        """Read the states of partitions that are being taken over, and open them (P-5 step 3).
+
+        Raises:
+            LogError: The state topic cannot be read; nothing is open then.
+        """
+        began_ns = self._clock.now_ns()
+        found = await restore(
+            self._log, self._topic, [part.tp.partition for part in parts], self._codec
+        )
+        nonce = secrets.token_hex(4).encode()
+        for part in parts:
+            if self._partitions.get(part.tp) is not part:
+                continue  # it changed hands meanwhile
+            restored = found[part.tp.partition]
+            for key, why in restored.failures.items():
+                logger.warning(
+                    "model '%s': sequence %s on partition %d is lost: %s",
+                    self._model_name,
+                    key.decode(errors="replace"),
+                    part.tp.partition,
+                    why,
+                )
+            self.store.open(part.tp, restored, nonce)
+            lost = self.sequences.open(part.tp, part.epoch, restored.states, restored.failures)
+            if lost:
+                self.store.stage(part.tp, lost)
+            counts = self.sequences.counts
+            counts.snapshots_corrupt += restored.damage.get(Damage.CORRUPT, 0)
+            counts.snapshots_shape += restored.damage.get(Damage.OTHER_LAYOUT, 0)
+            counts.snapshots_newer += restored.damage.get(Damage.NEWER, 0)
+        self._took_over((self._clock.now_ns() - began_ns) / 1e9)
+
+    def confirmed(self, part: Partition, position: Position) -> None:
+        """Take note that a partition's position was accepted by the coordinator: it is ours (P-5 step 4)."""
+        self.store.committed(part.tp, position)
+
+    def close(self, tp: TP) -> None:
+        """Forget a partition that is not ours any more."""
+        self.sequences.close(tp)
+        self.store.close(tp)
+
+    def route(self, part: Partition, entries: Sequence[Entry]) -> Routed:
+        """Decide what becomes of a block's records; what was finished before is closed here."""
+        routed = self.sequences.route(part.tp, entries)
+        if routed.closed:
+            self._finished_before(part, routed.closed)
+        return routed
+
+    def _finished_before(self, part: Partition, entries: Sequence[Entry]) -> None:
+        """Finish records that an earlier owner answered; answers that were recorded are published again (P-16)."""
+        assert self._settler is not None
+        outs: list[Out] = []
+        size = 0
+        for entry in entries:
+            record = entry.record
+            size += 0 if record.value is None else len(record.value)
+            if self.options.record_answers:
+                key = sequence_key(entry.sequence_id)
+                out = self.store.answers(part.tp, key, record.offset)
+                if out is not None:
+                    outs.append(out)
+        self._settler.put(part, outs, [entry.record.offset for entry in entries], size)
+        self._settler.schedule(at_once=False)
+
+    def count(self) -> SequenceCounts:
+        """Return what is counted, the gauges as of now."""
+        counts = self.sequences.counts
+        batchers = self._batchers().values()
+        counts.live = len(self.sequences)
+        counts.backlogged = sum(batcher.backlogged for batcher in batchers)
+        counts.parked = sum(batcher.parked for batcher in batchers)
+        counts.snapshots = self._before.snapshots + self.store.counts.snapshots
+        counts.snapshot_bytes = self._before.snapshot_bytes + self.store.counts.snapshot_bytes
+        return counts
+
+    def page(self, limit: int, worker: str) -> SequencePage:
+        """Return the most recently active live sequences."""
+        now_ms = self._clock.wall_ms()
+        batchers = self._batchers()
+        rows = []
+        for lane in self.sequences.recent(limit):
+            place, instance = IDLE, NO_INSTANCE
+            if lane.slot != NO_SLOT:
+                instance, row = batchers[lane.home].place(lane)
+                place = slot_name(row)
+            elif not lane.is_idle:
+                place = BACKLOG
+            rows.append(
+                SequenceRow(
+                    lane.sequence_id,
+                    lane.tp.partition,
+                    place,
+                    instance,
+                    0 if lane.state is None else lane.state.steps,
+                    max(0, now_ms - lane.timestamp_ms),
+                    lane.version,
+                    worker,
+                )
+            )
+        rows.sort(key=lambda row: row.idle_ms)
+        return SequencePage(tuple(rows[:limit]), len(self.sequences))
+
+    async def reap(self) -> None:
+        """Expire silent sequences and write tombstones that are due, for ever; ends by cancellation."""
+        pause_s = min(REAP_INTERVAL_MAX_S, max(REAP_INTERVAL_S, self._idle_s / 4))
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._look()
+            except LogError as exc:
+                logger.warning("silent sequences cannot be judged, trying again: %s", exc.detail)
+
+    async def _look(self) -> None:
+        parts = [part for part in self._partitions.values() if part.active]
+        certain_ms = self._clock.wall_ms() - self._settings.sequence_skew_s * 1000
+        waiting = [part for part in parts if self.sequences.silent(part.tp, certain_ms)]
+        ends: Mapping[TP, int] = {}
+        if waiting and self._source is not None:
+            # Fetched after the deadline: what is appended behind it is later than the deadline (P-15, D7).
+            ends = await self._source.end_offsets({part.tp for part in waiting})
+        for part in parts:
+            if not self._is_ours(part):
+                continue
+            is_read = part.tp in ends and part.ledger.next_offset >= ends[part.tp]
+            markers = self.sequences.reap(part.tp, certain_ms if is_read else 0)
+            self._stage(part, markers)
+
+    def _is_ours(self, part: Partition) -> bool:
+        return part.active and self._partitions.get(part.tp) is part
+
+    def _stage(self, part: Partition, markers: Mapping[bytes, SequenceState]) -> None:
+        """Let markers be written, and tombstones that wait for a commit."""
+        if self._settler is None:
+            return
+        if markers or self.store.due(part.tp, self._clock.wall_ms()):
+            # Behind the answers that are on their way: a marker says that all before it is answered (M1).
+            self._settler.put(part, (), (), 0, states=markers)
+            self._settler.schedule(at_once=False)

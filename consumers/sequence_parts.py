@@ -1,0 +1,163 @@
+"""Makes the parts of a sequence model and ties them to the model's versions; used by the worker's composition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from headrace.consumers.answering import Version
+from headrace.consumers.direct import DirectBatcher
+from headrace.consumers.live_sequence import LiveSequence
+from headrace.consumers.model_sequences import ModelSequences, StateOptions
+from headrace.consumers.observe import SequenceMetrics
+from headrace.consumers.oldest import OldestBatcher
+from headrace.consumers.sequence_batcher import BacklogBounds, SequenceBatcher
+from headrace.consumers.sequences import Sequences
+from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.repository.models import LoadedModel, LoadedVersion
+from headrace.schemas.config_parameters import read_record_answers, read_snapshot_every
+from headrace.schemas.model_config import ModelConfig, SequenceBatching, SequenceStrategy
+from headrace.schemas.record import TP
+from headrace.schemas.sequence import Flag, SequenceState
+from headrace.schemas.snapshot import SequenceCodec
+from headrace.streams.log import Log
+from headrace.streams.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+
+def state_options(config: ModelConfig, settings: WorkerSettings) -> StateOptions:
+    """Read how a model's sequences are kept from its parameters, else from the worker's settings."""
+    every = read_snapshot_every(config.parameters, "")
+    return StateOptions(
+        every=settings.snapshot_every if every is None else every,
+        record_answers=read_record_answers(config.parameters, ""),
+    )
+
+
+class SequenceParts:
+    """Makes what one sequence model needs beside the parts of every model.
+
+    Attributes:
+        sequences: Of the model.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: LoadedModel,
+        versions: Mapping[int, Version],
+        *,
+        log: Log,
+        topology: Topology,
+        settings: WorkerSettings,
+        clock: Clock,
+        metrics: SequenceMetrics,
+    ) -> None:
+        """Make them.
+
+        Args:
+            name: Model.
+            model: As loaded; it has ``sequence_batching``.
+            versions: Filled later: version → what serves it.
+            log: Where the state topic is.
+            topology: Topic names.
+            settings: Bounds.
+            clock: Time.
+            metrics: Where to count.
+        """
+        batching = model.config.sequence_batching
+        assert batching is not None
+        self._batching: SequenceBatching = batching
+        self._versions = versions
+        self._settings = settings
+        self._clock = clock
+        options = state_options(model.config, settings)
+        signatures = {number: version.signature for number, version in model.versions.items()}
+        self._sequences = Sequences(
+            signatures,
+            counts=metrics.model(name),
+            idle_us=batching.max_idle_us,
+            keeps_state=bool(batching.states),
+            checks_keys=name not in topology.mapped,
+            max_live=settings.max_live_sequences,
+            release=self._release,
+            adopt=self._adopt,
+            on_split=self._split,
+        )
+        self.sequences = ModelSequences(
+            name,
+            self._sequences,
+            log=log,
+            state_topic=topology.state(name),
+            codec=SequenceCodec(batching.states),
+            options=options,
+            idle_us=batching.max_idle_us,
+            settings=settings,
+            clock=clock,
+            took_over=lambda seconds: metrics.took_over(name, seconds),
+            batchers=self._batchers,
+        )
+        self._name = name
+        self._topic = topology.requests(name)
+        self._split_seen: set[bytes] = set()
+
+    def batcher(self, loaded: LoadedVersion) -> SequenceBatcher:
+        """Make the scheduler of one version."""
+        tensors, shapes = loaded.initial_state
+        kind = (
+            DirectBatcher if self._batching.strategy is SequenceStrategy.DIRECT else OldestBatcher
+        )
+        return kind(
+            loaded.signature,
+            self._batching,
+            version=loaded.version,
+            initial=SequenceState(-1, Flag.LIVE, 0, loaded.version, 0, tensors, shapes),
+            instances=len(loaded.instances),
+            bounds=BacklogBounds(
+                sequences=self._settings.max_backlogged_sequences,
+                # Half of what intake admits, so that reading goes on while the other half runs.
+                records=max(1, self._settings.max_queued_records // 2),
+                span=max(1, self._settings.max_partition_span // 2),
+            ),
+            on_idle=self._sequences.idle,
+            on_moved=self._sequences.moved,
+        )
+
+    def _batchers(self) -> Mapping[int, SequenceBatcher]:
+        found: dict[int, SequenceBatcher] = {}
+        for number, version in self._versions.items():
+            batcher = version.scheduler.batcher
+            assert isinstance(batcher, SequenceBatcher)
+            found[number] = batcher
+        return found
+
+    def _release(self, lane: LiveSequence) -> None:
+        if lane.home in self._versions:
+            self._batchers()[lane.home].release(lane)
+
+    def _adopt(self, lane: LiveSequence) -> None:
+        """Queue a sequence at its new version; called while the old one's batcher is at work."""
+        scheduler = self._versions[lane.home].scheduler
+        self._batchers()[lane.home].adopt(lane, self._clock.now_ns())
+        asyncio.get_running_loop().call_soon(scheduler.dispatch)
+
+    def _split(self, key: bytes, here: TP, there: TP) -> None:
+        if key in self._split_seen or len(self._split_seen) >= MAX_SPLIT_WARNINGS:
+            return
+        self._split_seen.add(key)
+        logger.warning(
+            "sequence %s of model '%s' came to partition %d of %s and is live on partition %d: producers must put a "
+            "sequence into one partition, and librdkafka's do not agree with others unless they are told "
+            "partitioner=murmur2_random",
+            key.decode(errors="replace"),
+            self._name,
+            here.partition,
+            self._topic,
+            there.partition,
+        )
+
+
+MAX_SPLIT_WARNINGS = 100
+"""Sequences on two partitions that are warned about one by one; all are counted."""
