@@ -57,8 +57,12 @@ def test_what_a_later_release_adds_is_ignored():
 
 def test_pages_merge_into_the_most_recently_active_ones():
     """The rows of all workers in one order, cut to the limit; totals add up."""
-    first = SequencePage(tuple(replace(ROW, id=n, idle_ms=10 * n) for n in (1, 3, 5)), 30)
-    second = SequencePage(tuple(replace(ROW, id=n, idle_ms=10 * n) for n in (2, 4)), 12)
+
+    def page_of(total, *numbers):
+        rows = [replace(ROW, id=n, idle_ms=10 * n, partition=9 - n) for n in numbers]
+        return SequencePage(tuple(rows), total)
+
+    first, second = page_of(30, 1, 3, 5), page_of(12, 2, 4)
     page = merged([first, second], 4)
     assert [row.id for row in page.rows] == [1, 2, 3, 4]
     assert page.total == 42
