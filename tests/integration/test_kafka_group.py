@@ -92,6 +92,8 @@ async def test_P8_a_member_that_was_evicted_commits_nothing(kafka_properties, to
                 owner: Outcome.FENCED
             }
             assert (await source.committed({owner}))[owner].offset == 1
+            # P-5: the last step of a takeover is refused alike.
+            assert await source.confirm({owner: Position(1, "", epoch)}) == set()
             # D10: on the empty group, a commit with generation -1 would have been accepted.
             assert await delivery.settle({owner: Position(6, "", epoch)}) == {
                 owner: Outcome.FENCED
@@ -117,26 +119,72 @@ async def test_a_fenced_commit_in_the_background_shows_at_the_next_settle(kafka_
             assert (await source.committed({owner}))[owner] is None
 
 
-async def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(
+def static(kafka_properties, name, **more):
+    """Make the log of a process whose members are static ones of this name."""
+    return KafkaLog({**kafka_properties, "group.instance.id": name, **more}, commit_interval_ms=0)
+
+
+@pytest.mark.parametrize("leaver", ["leader", "follower"])
+async def test_B10_a_static_member_comes_back_to_its_partitions_without_a_rebalance(
+    kafka_properties, topic, leaver
+):
+    """A restart within the session moves nothing of the others'; what it takes over it may commit (P-5)."""
+    async with static(kafka_properties, "a") as one, static(kafka_properties, "b") as two:
+        workers = [member(log, f"g-{topic}", topic) for log in (one, two)]
+        (first_worker, first), (second_worker, second) = workers
+        await first.__aenter__()
+        await second.__aenter__()
+        await poll_until(first, lambda: len(first.assignment()) == 1)
+        restarted, (stays, other) = (
+            ((first_worker, first), (second_worker, second))
+            if leaver == "leader"
+            else ((second_worker, second), (first_worker, first))
+        )
+        (held,) = restarted[1].assignment().items()
+        told = len(stays.revocations)
+        await restarted[1].__aexit__(None, None, None)
+        again_worker, again = member(one if leaver == "leader" else two, f"g-{topic}", topic)
+        async with again:
+            assert set(again_worker.epochs) == {held[0]}
+            assert again_worker.epochs[held[0]] > held[1]
+            position = Position(0, "", again_worker.epochs[held[0]])
+            assert await again.confirm({held[0]: position}) == {held[0]}
+            await other.poll(1, 1.0)
+            assert len(stays.revocations) == told
+            assert len(stays.epochs) == 1
+        await other.__aexit__(None, None, None)
+
+
+async def test_B10_P7_who_is_replaced_under_the_same_generation_commits_nothing(
     kafka_properties, topic
 ):
-    """`group.instance.id`: a restart within the session moves nothing of the others'."""
-
-    def static(name):
-        return KafkaLog({**kafka_properties, "group.instance.id": name})
-
-    async with static("a") as one, static("b") as two:
-        first_worker, first = member(one, f"g-{topic}", topic)
-        async with first:
-            second_worker, second = member(two, f"g-{topic}", topic)
-            async with second:
-                await poll_until(first, lambda: len(first.assignment()) == 1)
-                had = set(second_worker.epochs)
-            again_worker, again = member(two, f"g-{topic}", topic)
-            async with again:
-                assert set(again_worker.epochs) == had
-                assert len(first_worker.revocations) == 1
-                assert len(first_worker.epochs) == 1
+    """Replacing a static member leaves the generation as it is: epochs and member ids tell them apart."""
+    slow = {"heartbeat.interval.ms": "5900"}
+    async with (
+        static(kafka_properties, "a", **slow) as one,
+        static(kafka_properties, "a", **slow) as two,
+    ):
+        stopped_worker, stopped = member(one, f"g-{topic}", topic)
+        worker, source = member(two, f"g-{topic}", topic)
+        owner = TP(topic, 0)
+        async with stopped:
+            delivery = one.delivery(stopped, Mode.AT_LEAST_ONCE)
+            epoch = stopped_worker.epochs[owner]
+            await delivery.settle({owner: Position(1, "", epoch)})
+            async with source:
+                assert worker.epochs.keys() == stopped_worker.epochs.keys()
+                generation, name = source._member
+                assert stopped._member[0] == generation
+                assert stopped._member[1] != name
+                assert await stopped.confirm({owner: Position(1, "", epoch)}) == set()
+                fenced = await delivery.settle({owner: Position(5, "", epoch)})
+                assert fenced == {owner: Outcome.FENCED}
+                ours = Position(1, "", worker.epochs[owner])
+                assert await source.confirm({owner: ours}) == {owner}
+                mine = two.delivery(source, Mode.AT_LEAST_ONCE)
+                position = Position(2, "", worker.epochs[owner])
+                assert await mine.settle({owner: position}) == {owner: Outcome.SETTLED}
+                assert (await source.committed({owner}))[owner].offset == 2
 
 
 async def test_B1_a_member_that_has_everything_paused_is_not_idle(kafka_properties, topic):
