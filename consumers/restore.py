@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple
+from typing import Generic, TypeAlias
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out, Record
-from headrace.schemas.sequence import Flag
 from headrace.schemas.snapshot import (
     CorruptSnapshot,
     Damage,
@@ -26,7 +25,7 @@ from headrace.schemas.snapshot import (
     SnapshotError,
     StateCodec,
     StateKind,
-    read_head,
+    read_rank,
     split_state_key,
     unpack_snapshot,
 )
@@ -38,7 +37,7 @@ POLL_S = 1.0
 SLICE_KEYS = 200
 """Keys that are decoded without letting the loop do anything else: about 1 ms of snapshots of 4 kB."""
 
-UNKNOWN_OFFSET = -1
+UNKNOWN_RANK = (-1, False)
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class Restored(Generic[S]):
         damage: How many of each kind.
         written_ms: Key of a marker → timestamp of its record, ms: its age counts from there.
         records: Records read.
-        bytes: Their keys' and values' bytes.
+        bytes: Their values' bytes.
         ignored: Records among them that are not of this store.
     """
 
@@ -68,15 +67,8 @@ class Restored(Generic[S]):
     ignored: int = 0
 
 
-class _Best(NamedTuple):
-    """The snapshot of one record key that counts; ``why``: its head cannot be read, the offset is an older one's."""
-
-    offset: int
-    is_marker: bool
-    value: bytes
-    written_ms: int
-    why: str = ""
-    nonce: bytes = b""
+_Best: TypeAlias = tuple[tuple[int, bool], Record, str]
+"""Rank, record, and why its head cannot be read: then the rank is that of the one before it."""
 
 
 class StateFold:
@@ -91,7 +83,7 @@ class StateFold:
         self.ignored = 0
 
     def add(self, records: Sequence[Record]) -> None:
-        """Take the next records."""
+        """Take the next records; what is done here is done twenty times per key."""
         best, prefix = self._best, self._prefix
         size = 0
         self.records += len(records)
@@ -100,29 +92,25 @@ class StateFold:
             if key is None or not key.startswith(prefix):
                 self.ignored += 1
                 continue
-            size += len(key)
             if value is None:
                 best.pop(key, None)
                 continue
             size += len(value)
             old = best.get(key)
             try:
-                head = read_head(value)
+                rank = read_rank(value)
             except CorruptSnapshot as exc:
-                offset = UNKNOWN_OFFSET if old is None else old.offset
-                best[key] = _Best(offset, False, value, record.timestamp, exc.detail)
+                best[key] = (UNKNOWN_RANK if old is None else old[0], record, exc.detail)
                 continue
-            offset, is_marker = head.offset, head.flag != Flag.LIVE
             # What follows a snapshot that cannot be read replaces it: its writer has gone on from there.
-            if old is None or old.why or (offset, is_marker) >= old[:2]:
-                best[key] = _Best(offset, is_marker, value, record.timestamp)
+            if old is None or rank >= old[0] or old[2]:
+                best[key] = (rank, record, "")
         self.bytes += size
 
     def decode(self, codec: StateCodec[S], into: Restored[S]) -> Iterator[None]:
         """Choose the winners and decode them into ``into``, with a stop every `SLICE_KEYS` keys; empties the fold."""
-        into.records, into.bytes = self.records, self.bytes
-        into.ignored = self.ignored
-        found: dict[bytes, list[_Best]] = {}
+        into.records, into.bytes, into.ignored = self.records, self.bytes, self.ignored
+        found: dict[bytes, list[tuple[_Best, bytes]]] = {}
         shared: dict[tuple[bytes, ...], tuple[bytes, ...]] = {}
         while self._best:
             record_key, best = self._best.popitem()
@@ -131,38 +119,37 @@ class StateFold:
             except ValueError:
                 into.ignored += 1
                 continue
-            found.setdefault(key, []).append(best._replace(nonce=nonce))
+            found.setdefault(key, []).append((best, nonce))
             if len(self._best) % SLICE_KEYS == 0:
                 yield
         while found:
             key, candidates = found.popitem()
-            candidates.sort(key=lambda best: best[:2])
-            nonces = tuple([best.nonce for best in candidates])
+            candidates.sort(key=lambda candidate: candidate[0][0])
+            nonces = tuple([nonce for _, nonce in candidates])
             into.nonces[key] = shared.setdefault(nonces, nonces)
-            _decide(codec, into, key, candidates)
+            _decide(codec, into, key, [best for best, _ in candidates])
             if len(found) % SLICE_KEYS == 0:
                 yield
 
 
 def _decide(codec: StateCodec[S], into: Restored[S], key: bytes, found: Sequence[_Best]) -> None:
     """Decode the winner, the last one; where any head cannot be read, it may have been that: the key is lost."""
-    winner = found[-1]
-    unreadable = next((best.why for best in found if best.why), "")
+    (offset, is_marker), record, _ = found[-1]
+    unreadable = next((why for _, _, why in found if why), "")
     try:
         if unreadable:
-            raise CorruptSnapshot(unreadable)  # one way to be lost
-        state, answers = unpack_snapshot(codec, winner.value)
+            raise CorruptSnapshot(unreadable)
+        state, answers = unpack_snapshot(codec, record.value or b"")
     except SnapshotError as exc:
         into.failures[key] = exc.detail
         into.damage[exc.damage] = into.damage.get(exc.damage, 0) + 1
-        timestamp_ms = winner.written_ms if winner.why else read_head(winner.value).timestamp_ms
-        into.states[key] = codec.lost(winner.offset, timestamp_ms)
+        into.states[key] = codec.lost(offset, record.timestamp)
         return
     into.states[key] = state
     if answers:
         into.answers[key] = answers
-    if winner.is_marker:
-        into.written_ms[key] = winner.written_ms
+    if is_marker:
+        into.written_ms[key] = record.timestamp
 
 
 async def restore(

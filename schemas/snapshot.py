@@ -20,7 +20,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.schemas.model_config import StateConfig
 from headrace.schemas.record import Header, Out
@@ -31,6 +31,7 @@ MAGIC = b"HRSS"
 VERSION = 1
 """Format version that we write, and the newest one that we read."""
 
+_Fields: TypeAlias = tuple[bytes, int, int, int, int, int, int, int]
 _HEAD = struct.Struct("<4sBBHQqqI")
 _CHECKED = _HEAD.size - 4
 _SECTION = struct.Struct("<BI")
@@ -146,7 +147,7 @@ class StateCodec(Protocol[S]):
     def encode(self, state: S) -> bytes:
         """Return what the head does not say."""
 
-    def decode(self, head: Head, content: bytes) -> S:
+    def decode(self, head: Head, content: memoryview) -> S:
         """Return the state; `ValueError` or `struct.error` where the content makes no sense. More may follow it."""
 
     def lost(self, offset: int, timestamp_ms: int) -> S:
@@ -207,15 +208,31 @@ def read_head(value: bytes) -> Head:
     Raises:
         CorruptSnapshot: It is too short, no snapshot, or its checksum differs.
     """
+    return Head._make(_head(value))
+
+
+def read_rank(value: bytes) -> tuple[int, bool]:
+    """Return a snapshot's input offset and whether it is a marker: of one key's, the greater one counts (P-4).
+
+    The same as `read_head`, for a reader of very many.
+
+    Raises:
+        CorruptSnapshot: It is too short, no snapshot, or its checksum differs.
+    """
+    found = _head(value)
+    return found[5], found[2] != 0
+
+
+def _head(value: bytes) -> _Fields:
     try:
-        found = _HEAD.unpack_from(value)
+        found: _Fields = _HEAD.unpack_from(value)
     except struct.error as exc:
         raise CorruptSnapshot(f"a snapshot of {len(value)} bytes is cut in its head") from exc
     if found[0] != MAGIC:
         raise CorruptSnapshot(f"a snapshot begins with {found[0]!r}, expected {MAGIC!r}")
     if zlib.crc32(value[:_CHECKED]) != found[7]:
         raise CorruptSnapshot("a snapshot's head differs from its checksum")
-    return Head._make(found)
+    return found
 
 
 def unpack_snapshot(codec: StateCodec[S], value: bytes) -> tuple[S, dict[int, Out]]:
@@ -232,7 +249,7 @@ def unpack_snapshot(codec: StateCodec[S], value: bytes) -> tuple[S, dict[int, Ou
             f"a snapshot has format version {head.version}, expected at most {VERSION}: "
             "a newer release wrote it"
         )
-    sections = value[_HEAD.size : -_CHECK.size]
+    sections = memoryview(value)[_HEAD.size : -_CHECK.size]
     if (
         len(value) < _HEAD.size + _CHECK.size
         or zlib.crc32(sections) != _CHECK.unpack(value[-_CHECK.size :])[0]
@@ -245,7 +262,9 @@ def unpack_snapshot(codec: StateCodec[S], value: bytes) -> tuple[S, dict[int, Ou
         )
     try:
         found = _sections(sections)
-        return codec.decode(head, found[_STATE]), _unpack_answers(found.get(_ANSWERS, b""))
+        return codec.decode(head, found[_STATE]), _unpack_answers(
+            found.get(_ANSWERS, memoryview(b""))
+        )
     except (struct.error, ValueError, KeyError) as exc:
         raise CorruptSnapshot(f"a snapshot's sections make no sense: {exc!r}") from exc
 
@@ -269,7 +288,7 @@ class SequenceCodec:
             parts.append(tensor)
         return b"".join(parts)
 
-    def decode(self, head: Head, content: bytes) -> SequenceState:
+    def decode(self, head: Head, content: memoryview) -> SequenceState:
         """Return the state; the data is copied, so that it does not pin the record."""
         version, steps, count = _STEPS.unpack_from(content)
         reader = _Reader(content, _STEPS.size)
@@ -277,7 +296,7 @@ class SequenceCodec:
         for _ in range(count):
             rank, size = _TENSOR.unpack(reader.take(_TENSOR.size))
             shapes.append(struct.unpack(f"<{rank}q", reader.take(8 * rank)))
-            tensors.append(reader.take(size))
+            tensors.append(bytes(reader.take(size)))
         found = tuple(shapes)
         if found == self._shapes:
             found = self._shapes  # where the dims are fixed all share one tuple
@@ -295,11 +314,13 @@ class SequenceCodec:
 class _Reader:
     """Takes bytes from the front; `ValueError` where there are too few."""
 
-    def __init__(self, data: bytes, at: int = 0) -> None:
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: memoryview, at: int = 0) -> None:
         self.data = data
         self.at = at
 
-    def take(self, size: int) -> bytes:
+    def take(self, size: int) -> memoryview:
         end = self.at + size
         if not self.at <= end <= len(self.data):
             raise ValueError(f"{size} bytes at {self.at} of {len(self.data)}")
@@ -312,10 +333,13 @@ class _Reader:
 
     def sized(self) -> bytes | None:
         size = self.number()
-        return None if size < 0 else self.take(size)
+        return None if size < 0 else bytes(self.take(size))
+
+    def text(self) -> str:
+        return bytes(self.take(self.number())).decode()
 
 
-def _sections(data: bytes) -> dict[int, bytes]:
+def _sections(data: memoryview) -> dict[int, memoryview]:
     reader, found = _Reader(data), {}
     while reader.at < len(data):
         tag, size = _SECTION.unpack(reader.take(_SECTION.size))
@@ -339,16 +363,16 @@ def _pack_answers(answers: Mapping[int, Out]) -> bytes:
     return b"".join(parts)
 
 
-def _unpack_answers(content: bytes) -> dict[int, Out]:
+def _unpack_answers(content: memoryview) -> dict[int, Out]:
     reader, found = _Reader(content), {}
     while reader.at < len(content):
-        answer = _Reader(reader.sized() or b"")
+        answer = _Reader(reader.take(reader.number()))
         (offset,) = _NUMBER.unpack(answer.take(_NUMBER.size))
-        topic, partition = (answer.sized() or b"").decode(), answer.number()
+        topic, partition = answer.text(), answer.number()
         key, value = answer.sized(), answer.sized()
         headers: list[Header] = []
         for _ in range(answer.number()):
-            name = (answer.sized() or b"").decode()
+            name = answer.text()
             headers.append((name, answer.sized()))  # type: ignore[arg-type]  # may be None on the wire (B32)
         found[offset] = Out(topic, partition, key, value, headers)
     return found
