@@ -98,10 +98,8 @@ class Outbox:
         finally:
             self._running -= 1
             self._busy.difference_update(map(_key, batch))
-        if self._is_closed:
-            self._start()  # at once: the group takes no more tasks when its last one has ended
-        else:
-            self._schedule()
+        # Closed or not: the loop turns to it before the group hears that its last task has ended, and takes no more.
+        self._schedule()
 
 
 def _key(item: Item) -> Key | None:
