@@ -259,7 +259,11 @@ class IdentityInstance:
             }
         if self._sums is not None:
             outputs, states = self._sums.step(batch, errors)
-            wanted = {name: array for name, array in outputs.items() if batch.wants(name)}
+            wanted = {
+                name: array
+                for name, array in outputs.items()
+                if batch.signature.output(name) is not None and batch.wants(name)
+            }
             emit(
                 Responses(
                     {name: _distort(array, script) for name, array in wanted.items()},
