@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from headrace.schemas.errors import ConfigError, LogError
@@ -16,6 +17,7 @@ from headrace.streams.log import (
     Span,
     TopicSpec,
 )
+from headrace.streams.topology import Topology
 from log_kit import PATIENCE_S, Worker, join, outs, read, records_of
 
 
@@ -57,6 +59,17 @@ class TestTopics:
         assert "2 partitions" in warning
         assert "compact" in warning
         assert await log.partitions(name) == 2
+
+    async def test_the_topics_of_a_stateful_model_are_as_they_should_be(self, log, unique):
+        """Every setting of ours is one that the log takes and tells again; another lag is a warning."""
+        topology = Topology(prefix=unique("p"))
+        specs = topology.model_specs("m", stateful=True)
+        assert await log.ensure(specs) == []
+        assert await log.ensure(specs) == []
+        slower = replace(topology, session_timeout_ms=60_000).model_specs("m", stateful=True)
+        (warning,) = await log.ensure(slower)
+        assert "min.compaction.lag.ms" in warning
+        assert "600000" in warning
 
     async def test_B104_a_deleted_topic_is_seen_as_gone_and_not_brought_back(
         self, log, topic, publish
