@@ -246,7 +246,8 @@ async def _working(
         def page() -> bytes:
             return metrics_page(worker.series(), worker.registry)
 
-        http.show(Views(is_ready, worker.troubles, page if settings.allow_metrics else None))
+        metrics = page if settings.allow_metrics else None
+        http.show(Views(is_ready, worker.troubles, worker.sequences, metrics))
         addresses.worker = url_of(settings.http_address, http.port)
         addresses.is_ready.append(is_ready)
         running = asyncio.create_task(worker.run(stop))

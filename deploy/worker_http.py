@@ -26,15 +26,15 @@ class Views:
     Attributes:
         is_ready: Whether work is taken and done.
         troubles: Sentences that say why not, for whoever asks by hand.
-        page: Makes the metrics page; None offers none.
         sequences: Model, number of rows → its live sequences; None where the worker serves no sequence model of that
-            name. None offers none at all.
+            name.
+        page: Makes the metrics page; None offers none.
     """
 
     is_ready: Callable[[], bool]
     troubles: Callable[[], Sequence[str]]
+    sequences: Callable[[str, int], SequencePage | None]
     page: Callable[[], bytes] | None = None
-    sequences: Callable[[str, int], SequencePage | None] | None = None
 
 
 class WorkerHttp:
@@ -96,7 +96,7 @@ def _answer(views: Views, request: web.BaseRequest) -> web.Response:
     if request.path == "/metrics" and views.page is not None:
         return web.Response(body=views.page(), headers={"Content-Type": TEXT_TYPE})
     found = SEQUENCES.fullmatch(request.rel_url.raw_path)
-    if found is not None and views.sequences is not None:
+    if found is not None:
         return _sequences(views.sequences, unquote(found[1]), request.query.get("limit"))
     return web.Response(status=404)
 

@@ -23,7 +23,8 @@ class Shown:
 
     def views(self, **more):
         """Return its views."""
-        return Views(lambda: self.well, lambda: ["no partitions", "no broker"], **more)
+        troubles = ["no partitions", "no broker"]
+        return Views(lambda: self.well, lambda: troubles, self.sequences, **more)
 
     def sequences(self, model, limit):
         """Return one row of any model but ``none``."""
@@ -56,7 +57,6 @@ async def test_health_and_metrics_are_the_workers():
         assert await get(http, "/v2/health/ready") == (200, b"")
         assert await get(http, "/metrics") == (200, b"a 1\n")
         assert (await get(http, "/metrics", "POST"))[0] == 405
-        assert (await get(http, "/v2/models/m/sequences"))[0] == 404
         http.show(shown.views())
         assert (await get(http, "/metrics"))[0] == 404
 
@@ -65,7 +65,7 @@ async def test_health_and_metrics_are_the_workers():
 async def test_sequences_of_any_models_name_are_a_page(model):
     shown = Shown()
     async with WorkerHttp("127.0.0.1", 0) as http:
-        http.show(shown.views(sequences=shown.sequences))
+        http.show(shown.views())
         status, body = await get(http, f"/v2/models/{quote(model, safe='')}/sequences?limit=3")
     assert status == 200
     assert SequencePage.from_json(body) == SequencePage((ROW,), 9)
@@ -85,7 +85,7 @@ async def test_sequences_of_any_models_name_are_a_page(model):
 async def test_a_question_without_an_answer_is_an_error_in_json(path, status, words):
     shown = Shown()
     async with WorkerHttp("127.0.0.1", 0) as http:
-        http.show(shown.views(sequences=shown.sequences))
+        http.show(shown.views())
         got, body = await get(http, f"/v2/models/{path}")
     assert got == status
     assert words in json.loads(body)["error"]
@@ -95,7 +95,7 @@ async def test_a_question_without_an_answer_is_an_error_in_json(path, status, wo
 async def test_other_paths_are_not_found(path):
     shown = Shown()
     async with WorkerHttp("127.0.0.1", 0) as http:
-        http.show(shown.views(sequences=shown.sequences))
+        http.show(shown.views())
         assert (await get(http, path))[0] == 404
     assert shown.asked == []
 
