@@ -13,10 +13,10 @@ JOBS ?= 2
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo test check lint format bench wheel requirements clean
+.PHONY: help setup demo demo-speech test check lint format bench wheel requirements clean
 
 help: ## Show the targets.
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 22
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 setup: $(STAMP) ## Make .venv with everything that is pinned (PYTHON=/path chooses the interpreter).
 
@@ -33,6 +33,9 @@ $(STAMP): pyproject.toml requirements/dev.txt requirements/uv.txt scripts/find_p
 
 demo: $(STAMP) ## Serve a real model, ask it about a thousand real files through Kafka's protocol, compare.
 	@$(BIN)/python -m headrace.deploy.demo
+
+demo-speech: $(STAMP) ## Listen to 64 streams of real speech, kill the worker in the middle, compare every step.
+	@$(BIN)/python -m headrace.deploy.demo_speech $(ARGS)
 
 test: $(STAMP) ## Run every test, those on a real Apache Kafka too (Java 17 and Maven).
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
