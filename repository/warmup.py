@@ -17,7 +17,7 @@ from headrace.repository.files import inside
 from headrace.repository.prepare import Prepared
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.errors import BackendError, ConfigError, InferError, InvalidRequest
-from headrace.schemas.model_config import ControlKind, WarmupInput
+from headrace.schemas.model_config import WarmupInput
 from headrace.schemas.record import AVRO, TP, Headers
 from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.signature import Admitted, Signature
@@ -102,11 +102,7 @@ def _batch(
     entry = _entry(admitted)
     if not signature.is_sequence:
         return Batch(signature, [entry] * count)
-    takes_text = any(
-        control.kind is ControlKind.CORRID and control.datatype is Datatype.BYTES
-        for control in signature.controls
-    )
-    entry.sequence_id = "1" if takes_text else 1
+    entry.sequence_id = 1  # which a CORRID of text takes as its digits
     entry.sequence_start = entry.sequence_end = True
     state = SequenceState(0, Flag.LIVE, 0, signature.version, 0, *initial)
     return Batch(signature, [entry] * count, [state] * count)

@@ -140,6 +140,30 @@ def test_SB07_what_contradicts_the_file_is_refused_by_field_and_value(
     assert expected in caught.value.expected
 
 
+@pytest.mark.parametrize(
+    ("given", "made", "expected"),
+    [
+        ((FLOAT, (2, 4, 128)), (FLOAT, (-1, -1, -1)), "an open dimension 1 among"),
+        ((FLOAT, (2, -1, 128)), (FLOAT, (2, 4, 128)), "an open dimension 1 among"),
+        ((FLOAT, (2, -1, 128)), (FLOAT, (3, -1, 128)), "the whole shape [2, -1, 128]"),
+        ((FLOAT, (2, -1, 128)), ("tensor(double)", (2, -1, 128)), "expected data_type TYPE_FP64"),
+    ],
+)  # fmt: skip
+def test_SB07_both_tensors_of_a_state_must_fit_it(given, made, expected):
+    """Also where batches are of one size in the file: it would fail at the first batch of another."""
+    tensors = ModelTensors(
+        (SILERO.inputs[0], ModelTensor("state", *given), SILERO.inputs[2]),
+        (),
+        (SILERO.outputs[0], ModelTensor("stateN", *made)),
+    )
+    listed = """input { name: "input" data_type: TYPE_FP32 dims: [-1] }
+                output { name: "output" data_type: TYPE_FP32 dims: [1] }"""
+    with pytest.raises(ConfigError) as caught:
+        check_config(parsed(f"{GOOD} {listed}"), tensors, FILE)
+    assert caught.value.field.startswith("sequence_batching.state[state].d")
+    assert expected in caught.value.expected
+
+
 def controlled(batch: int, *shapes, types=(FLOAT, "tensor(bool)", "tensor(uint64)")):
     """Return a configuration with START, READY and CORRID, and a model that takes them in these shapes."""
     tensors = ModelTensors(
