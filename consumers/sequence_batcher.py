@@ -11,9 +11,8 @@ Rules of this module:
    always comes, whatever ENDs were not read yet, and the backlog needs no bounds.
 3. A model with memory of its own finds it by slot, so no lane is parked. There the backlog is bounded, and what
    exceeds it is answered ``queue_full``: else a partition could not be read on to the END that frees a slot.
-4. A lane's requests are answered in order. What is refused waits for `SequenceBatcher.expire` unless the call can
-   return it, and until it was fetched the lane runs nothing. What `done` brings about is to be answered behind the
-   batch.
+4. A lane's requests are answered in order. What is refused stays at the head of its lane until the caller fetches
+   it, and the lane runs nothing before. What `done` brings about is to be answered behind the batch.
 5. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses.
 
 Priority is ignored (SQ-15).
@@ -89,10 +88,9 @@ class SequenceBatcher(ABC):
         self._holders = SlotHolders(slots, parks=self._parks)
         self._backlog = Backlog(None if self._parks else bounds)
         self._timeouts = self._backlog.timeouts
-        # Lanes with a head that could run, of which something refused was not fetched yet.
-        self._held: dict[LiveSequence, None] = {}
-        self._refused: list[Refusal] = []
-        self._refused_at = 0
+        # Lanes of which nothing runs and whose head is to be answered with its error.
+        self._refusing: dict[LiveSequence, None] = {}
+        self._refusing_since = 0
         self._by_id: dict[bytes, dict[Entry, None]] = {}
         self._size = 0
         self._now_ns = 0
@@ -140,7 +138,7 @@ class SequenceBatcher(ABC):
         """Show the counts."""
         return (
             f"{type(self).__name__}({self._size} queued, {self.live} live, {self.backlogged} backlogged, "
-            f"{len(self._refused)} to refuse)"
+            f"{len(self._refusing)} refusing)"
         )
 
     def queues(self) -> Sequence[tuple[int, int, int]]:
@@ -230,10 +228,8 @@ class SequenceBatcher(ABC):
             head = lane.head
             if head is None:
                 self._rest(lane)
-            elif head.error is not None:
-                self._advance(lane)
             else:
-                self._proceed(lane)
+                self._advance(lane)
         if self._backlog:
             self._fill()
 
@@ -263,25 +259,46 @@ class SequenceBatcher(ABC):
     def drop(self, tp: TP) -> Sequence[Entry]:
         """Remove a partition's lanes without answering: it is revoked or lost. What runs frees its slot at its end."""
         found: list[Entry] = []
-        lanes = [*self._backlog.drop(tp), *self._holders.drop(tp)]
-        lanes += [lane for lane in self._held if lane.tp == tp and lane.slot == NO_SLOT]
-        for lane in lanes:
+        for lane in [*self._withdraw_all(tp), *self._holders.drop(tp)]:
             lane.is_dropped = True
-            if lane.slot != NO_SLOT and lane.running is None:
-                if lane.head is not None and lane not in self._held:
-                    self._withdraw(lane)
-                self._holders.free(lane)
-            self._held.pop(lane, None)
             found += self._leave(lane)
-        found += [refusal.entry for refusal in self._refused if refusal.entry.tp == tp]
-        self._refused = [refusal for refusal in self._refused if refusal.entry.tp != tp]
+            if lane.running is None:
+                self._holders.free(lane)
         self._fill()
         return found
 
+    def suspend(self, tp: TP) -> Sequence[Entry]:
+        """Remove a partition's queued entries without answering; its lanes stay with their slots (DELIVERY P-7).
+
+        It is revoked, and may come back before anybody else had it; else `drop` follows.
+        """
+        found: list[Entry] = []
+        for lane in [*self._withdraw_all(tp), *self._holders.of(tp)]:
+            if lane.head is None:
+                continue
+            found += self._leave(lane)
+            lane.rewind()
+            if lane.running is None:
+                self._rest(lane)
+        self._fill()
+        return found
+
+    def _withdraw_all(self, tp: TP) -> Sequence[LiveSequence]:
+        """Let no lane of a partition wait for anything; returns those that have no slot."""
+        lanes = list(self._backlog.drop(tp))
+        for lane in self._holders.of(tp):
+            if lane.head is not None and lane.running is None and lane not in self._refusing:
+                self._withdraw(lane)
+        for lane in [lane for lane in self._refusing if lane.tp == tp]:
+            del self._refusing[lane]
+            if lane.slot == NO_SLOT:
+                lanes.append(lane)
+        return lanes
+
     def wake_at(self) -> int | None:
         """Return the soonest time at which time alone changes an answer; a past one while refusals wait."""
-        if self._refused:
-            return self._refused_at
+        if self._refusing:
+            return self._refusing_since
         due_ns, timeout_ns = self._due_ns(), self._timeouts.wake_at()
         if due_ns is None or timeout_ns is None:
             return timeout_ns if due_ns is None else due_ns
@@ -290,23 +307,14 @@ class SequenceBatcher(ABC):
     # --- a lane's next step ---
 
     def _advance(self, lane: LiveSequence) -> None:
-        """Refuse what stands at the head of a lane's queue with an error; nothing of the lane runs."""
-        refused = False
-        while (head := lane.head) is not None and head.error is not None:
-            lane.pop()
-            self._forget(head)
-            lane.refuse(head)
-            if not self._refused:
-                self._refused_at = self._now_ns
-            self._refused.append(Refusal(head, head.error))
-            self._size -= 1
-            refused = True
-        if head is None:
-            self._rest(lane)
-        elif refused:
-            self._held[lane] = None
-        else:
+        """Decide by a lane's head what becomes of it; nothing of it runs."""
+        assert lane.head is not None
+        if lane.head.error is None:
             self._proceed(lane)
+            return
+        if not self._refusing:
+            self._refusing_since = self._now_ns
+        self._refusing[lane] = None
 
     def _proceed(self, lane: LiveSequence) -> None:
         """Let a lane's head run: it has no error, and nothing of the lane runs."""
@@ -378,9 +386,9 @@ class SequenceBatcher(ABC):
         lane.doom(make)
         if lane.running is not None:
             return
-        if lane in self._held:
-            del self._held[lane]
-        elif lane.slot == NO_SLOT:
+        if lane in self._refusing:
+            return
+        if lane.slot == NO_SLOT:
             self._backlog.remove(lane)
         else:
             self._withdraw(lane)
@@ -400,13 +408,22 @@ class SequenceBatcher(ABC):
             self._doom(lane, _deadline_passed if is_deadline else _timeout_expired)
 
     def _fetch(self) -> Sequence[Refusal]:
-        """Return what was refused, and let those lanes go on."""
-        if not self._refused:
-            return ()
-        refused, self._refused = self._refused, []
-        held, self._held = self._held, {}
-        for lane in held:
-            self._proceed(lane)
+        """Take out and return what is refused, each lane's in order, and let the lanes go on."""
+        refused: list[Refusal] = []
+        while self._refusing:
+            lanes, self._refusing = self._refusing, {}
+            for lane in lanes:
+                while (head := lane.head) is not None and head.error is not None:
+                    lane.pop()
+                    self._forget(head)
+                    lane.refuse(head)
+                    refused.append(Refusal(head, head.error))
+                    self._size -= 1
+                if head is None:
+                    self._rest(lane)
+                else:
+                    self._proceed(lane)
+            self._fill()
         return refused
 
     # --- what is known of single entries ---

@@ -103,6 +103,10 @@ class SlotHolders:
             self._idle.pop(lane, None)
             self.free(lane)
 
+    def of(self, tp: TP) -> list[LiveSequence]:
+        """Return the lanes of a partition."""
+        return list(self._lanes.get(tp, {}).values())
+
     def drop(self, tp: TP) -> Iterable[LiveSequence]:
         """Forget the lanes of a partition, which still have their slots then; returns them."""
         lanes = self._lanes.pop(tp, {}).values()

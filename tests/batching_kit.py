@@ -12,6 +12,7 @@ from headrace.schemas.errors import InferError
 from headrace.schemas.model_config import (
     DynamicBatching,
     ModelConfig,
+    SequenceBatching,
     TensorConfig,
     VersionPolicy,
 )
@@ -32,7 +33,12 @@ class Place(NamedTuple):
     offset: int
 
 
-def signature(max_batch_size: int = 8, inputs: Iterable[TensorConfig] = ()) -> Signature:
+def signature(
+    max_batch_size: int = 8,
+    inputs: Iterable[TensorConfig] = (),
+    sequences: SequenceBatching | None = None,
+    version: int = 1,
+) -> Signature:
     """A model with one FP32 input of 16 elements, or with the given inputs."""
     given = tuple(inputs) or (TensorConfig("INPUT0", Datatype.FP32, (16,)),)
     config = ModelConfig(
@@ -55,8 +61,9 @@ def signature(max_batch_size: int = 8, inputs: Iterable[TensorConfig] = ()) -> S
         warmup=(),
         decoupled=False,
         message=model_config_pb2.ModelConfig(name="m"),
+        sequence_batching=sequences,
     )
-    return Signature(config, 1)
+    return Signature(config, version)
 
 
 def variable(name: str = "INPUT0", **flags: bool) -> TensorConfig:

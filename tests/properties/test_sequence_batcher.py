@@ -1,0 +1,547 @@
+"""The sequence batcher's contract as properties, for both strategies (SQ-03…SQ-21, KX-03, P-18, FAULTS B87).
+
+Each property drives a whole model (routing, batchers, an accumulator that runs the batches) through a drawn trace;
+beside it stand batchers with a planted bug for which it must fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+from batching_kit import MS
+from headrace.consumers.direct import DirectBatcher
+from headrace.consumers.live_sequence import NO_SLOT, LiveSequence
+from headrace.consumers.oldest import OldestBatcher
+from headrace.consumers.sequence_batcher import BacklogBounds, SequenceBatcher
+from headrace.consumers.slots import instance_of, row_of
+from headrace.schemas.batch import Batch, Entry
+from headrace.schemas.errors import InferError, Reason
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from sequence_batching_kit import STRATEGIES, SUM, TPS, WIDE, Model
+
+KEYS = 7
+PARTITIONS = 3
+ENDS = {
+    Reason.CANCELLED,
+    Reason.TIMEOUT_EXPIRED,
+    Reason.DEADLINE_PASSED,
+    Reason.QUEUE_FULL,
+    Reason.SEQUENCE_EXPIRED,
+}
+
+
+class Ask(NamedTuple):
+    """A request to come; its partition is that of its key."""
+
+    key: int
+    flags: str
+    value: int
+    timeout_us: int
+    expires_ms: int
+    cancel_key: int
+    version: int
+
+
+class Step(NamedTuple):
+    """One move of a trace."""
+
+    name: str
+    asks: tuple[Ask, ...] = ()
+    number: int = 0
+
+
+class Trace(NamedTuple):
+    """A model, and what happens to it."""
+
+    rows: int
+    instances: int
+    has_states: bool
+    candidates: int
+    preferred: tuple[int, ...]
+    delay_ms: int
+    utilization: float
+    bounds: BacklogBounds
+    versions: tuple[int, ...]
+    steps: list[Step]
+
+    def model(self, make: type[SequenceBatcher]) -> Model:
+        return Model(
+            make,
+            rows=self.rows,
+            instances=self.instances,
+            states=(SUM,) if self.has_states else (),
+            candidates=self.candidates,
+            preferred=tuple(size for size in self.preferred if size <= max(1, self.rows)),
+            delay_ms=self.delay_ms,
+            utilization=self.utilization,
+            bounds=self.bounds,
+            idle_ms=40,
+            versions=self.versions,
+        )
+
+
+def asks() -> list[Ask]:
+    """Many different requests; drawing one of them is one choice, not seven."""
+    luck = Random(0)
+    plain = [Ask(key, "S", 1, 0, 0, 0, 1) for key in range(KEYS)]
+    plain += [Ask(key, "", 2, 0, 0, 0, 1) for key in range(KEYS)]
+    plain += [Ask(key, "E", 3, 0, 0, 0, 1) for key in range(KEYS)]
+    mixed = [
+        Ask(
+            key=luck.randrange(KEYS),
+            flags=luck.choice(["", "", "", "S", "S", "E", "SE"]),
+            value=luck.randint(1, 100),
+            timeout_us=luck.choice([0, 0, 0, 4000, 30_000]),
+            expires_ms=luck.choice([0, 0, 0, 6, 30]),
+            cancel_key=luck.choice([0, 0, 1, 2, 3]),
+            version=luck.choice([1, 1, 2]),
+        )
+        for _ in range(400)
+    ]
+    return plain * 10 + mixed
+
+
+STEPS = [
+    *[Step("take", number=n) for n in (0, 0, 0, 1, 1, 2)],
+    *[Step("finish", number=n) for n in (0, 0, 0, 0, 1, 1, 2)],
+    *[Step("move", number=ms) for ms in (1, 1, 3, 5, 8, 45)],
+    *[Step("flush", number=n) for n in (0, 1)],
+    Step("tick"),
+    *[Step("cancel", number=key) for key in (1, 2, 3)],
+    *[Step("drop", number=key) for key in (0, 1)],
+    *[Step("resize", number=n) for n in (1, 2, 3)],
+    Step("reap"),
+]
+
+traces = st.builds(
+    Trace,
+    rows=st.sampled_from([0, 1, 2, 4]),
+    instances=st.sampled_from([1, 1, 2]),
+    has_states=st.booleans(),
+    candidates=st.sampled_from([1, 2, 3]),
+    preferred=st.sampled_from([(1,), (2,), (1, 2), (2, 4), (4,)]),
+    delay_ms=st.sampled_from([0, 0, 4]),
+    utilization=st.sampled_from([0.0, 0.5, 1.0]),
+    bounds=st.sampled_from(
+        [
+            WIDE,
+            WIDE,
+            BacklogBounds(1, 100, 100),
+            BacklogBounds(9, 3, 100),
+            BacklogBounds(9, 100, 6),
+        ]
+    ),
+    versions=st.sampled_from([(1,), (1,), (1, 2)]),
+    steps=st.lists(
+        st.one_of(
+            st.lists(st.sampled_from(asks()), min_size=1, max_size=6).map(
+                lambda some: Step("offer", tuple(some))
+            ),
+            st.sampled_from(STEPS),
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+)
+
+
+@dataclass
+class Drive:
+    """A model on its trace, and a plain list of what came and what left."""
+
+    trace: Trace
+    model: Model
+    came: list[Entry] = field(default_factory=list)
+    dropped: list[Entry] = field(default_factory=list)
+    epochs: dict[Entry, int] = field(default_factory=dict)
+    epoch: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def batchers(self) -> Iterable[SequenceBatcher]:
+        return self.model.batchers.values()
+
+    @property
+    def lanes(self) -> set[LiveSequence]:
+        """Every sequence of which there ever was a request in a queue."""
+        return {one.sequence for one in self.came if one.sequence is not None}
+
+    def offer(self, given: Iterable[Ask]) -> None:
+        model = self.model
+        # One version per block: which version's batcher hears of which part of a block first is routing's matter.
+        version = next(iter(given)).version if len(model.versions) > 1 else 1
+        made = [
+            model.ask(
+                ask.key + 1,
+                ask.value,
+                ask.flags,
+                partition=ask.key % PARTITIONS,
+                version=version,
+                timeout_us=ask.timeout_us,
+                expires_ns=model.now_ns + ask.expires_ms * MS if ask.expires_ms else 0,
+                correlation_id=b"%d" % ask.cancel_key if ask.cancel_key else b"",
+            )
+            for ask in given
+        ]
+        self.came += made
+        for one in made:
+            self.epochs[one] = self.epoch[one.tp.partition]
+        model.offer(*made)
+
+    def step(self, step: Step) -> None:
+        """Make one move."""
+        model, number = self.model, step.number
+        for version in model.versions:
+            match step.name:
+                case "take" | "flush":
+                    self.take(version, number % self.trace.instances, flush=step.name == "flush")
+                case "finish":
+                    if (version, number % self.trace.instances) in model.busy:
+                        model.finish(number % self.trace.instances, version=version)
+                case "cancel":
+                    model.refused(model.batchers[version].cancel({b"%d" % number}))
+                case "resize" if not (self.trace.instances == 1 and number == 2):
+                    model.batchers[version].resize({n for n in (0, 1) if number >> n & 1})
+        match step.name:
+            case "offer":
+                self.offer(step.asks)
+            case "move":
+                model.now_ns += number * MS
+            case "tick":
+                model.tick()
+            case "drop":
+                self.drop(number)
+            case "reap":
+                for tp in TPS:
+                    model.sequences.reap(tp, model.now_ns / MS)
+
+    def take(self, version: int, instance: int, *, flush: bool) -> Batch | None:
+        if (version, instance) in self.model.busy:
+            return None
+        return self.model.take(instance, flush=flush, version=version)
+
+    def run_one(self, version: int, *, flush: bool) -> bool:
+        """Run a batch on each instance of a version; returns whether there was any."""
+        found = [self.take(version, instance, flush=flush) for instance in (0, 1)]
+        for instance, batch in enumerate(found):
+            if batch is not None:
+                self.model.finish(instance, version=version)
+        return any(batch is not None for batch in found)
+
+    def drop(self, partition: int) -> None:
+        tp = TPS[partition]
+        for batcher in self.batchers:
+            self.dropped += batcher.drop(tp)
+        self.model.sequences.close(tp)
+        self.epoch[partition] += 1
+        self.model.sequences.open(tp, self.epoch[partition] + 1, {}, {})
+
+    def finish(self) -> None:
+        """Run until everything has left; sequences that never end expire."""
+        model = self.model
+        for version, instance in list(model.busy):
+            model.finish(instance, version=version)
+        for _ in range(len(self.came) + 2):
+            while any([self.run_one(version, flush=True) for version in model.versions]):
+                model.tick()
+            model.tick()
+            for lane in self.lanes:
+                if lane.is_idle and not lane.is_dropped:
+                    lane.expire()
+                    model.batchers[lane.home].release(lane)
+            if not any(len(batcher) for batcher in self.batchers):
+                return
+        raise AssertionError(f"stuck: {list(self.batchers)}")
+
+
+def drive(make: type[SequenceBatcher], trace: Trace) -> Drive:
+    return Drive(trace, trace.model(make))
+
+
+def play(make: type[SequenceBatcher], trace: Trace) -> Drive:
+    """Play a whole trace."""
+    run = drive(make, trace)
+    for step in trace.steps:
+        run.step(step)
+    run.finish()
+    return run
+
+
+# --- properties ---
+
+
+def conservation(make: type[SequenceBatcher], trace: Trace) -> None:
+    """Each request leaves exactly once: answered, refused or dropped; the length is what waits."""
+    run = drive(make, trace)
+    for step in trace.steps:
+        run.step(step)
+        waiting = sum(lane.waiting for lane in run.lanes)
+        assert sum(len(batcher) for batcher in run.batchers) == waiting
+    run.finish()
+    left = [*run.model.order, *run.dropped]
+    assert len(left) == len(set(left))
+    assert set(left) == set(run.came)
+    for batcher in run.batchers:
+        assert batcher.wake_at() is None
+        assert batcher.backlogged == batcher.live == 0
+
+
+def alone(make: type[SequenceBatcher], trace: Trace) -> None:
+    """Each sequence's sums are those of the model alone over its inputs in order, whatever shared its batches."""
+    run = play(make, trace)
+    sums: dict[tuple[object, ...], int | None] = {}
+    for one in sorted(run.came, key=lambda one: one.record.offset):
+        answer = run.model.answers.get(one)
+        key = (one.tp, one.sequence_id, run.epochs[one])
+        if isinstance(answer, InferError):
+            if answer.reason in ENDS:
+                sums[key] = None
+            continue
+        if answer is None:
+            continue
+        value = int(bytes(one.data[0] or b""))
+        before = 0 if one.sequence_start else sums[key]
+        assert before is not None, f"{one} ran after its sequence had ended"
+        assert answer == before + value
+        sums[key] = None if one.sequence_end else answer
+
+
+def order(make: type[SequenceBatcher], trace: Trace) -> None:
+    """Answers of one id leave in the order of its requests, refusals too (SQ-20, KX-03, P-18)."""
+    run = play(make, trace)
+    last: dict[tuple[object, ...], int] = {}
+    for one in run.model.order:
+        key = (one.tp, one.sequence_id)
+        assert last.get(key, -1) < one.record.offset
+        last[key] = one.record.offset
+
+
+def one_at_a_time(make: type[SequenceBatcher], trace: Trace) -> None:
+    """At most one request of a sequence runs, and what runs is what its lane says (SQ-11, SQ-13)."""
+    run = drive(make, trace)
+    for step in trace.steps:
+        run.step(step)
+        running = [
+            one for batch in run.model.busy.values() for one in batch.entries if one is not None
+        ]
+        lanes = [one.sequence for one in running]
+        assert len(lanes) == len(set(lanes))
+        assert [lane.running for lane in lanes] == running
+        assert {lane for lane in run.lanes if lane.running} == set(lanes)
+
+
+def slots(make: type[SequenceBatcher], trace: Trace) -> None:
+    """A slot is free or somebody's: once, never both; and while anybody waits for one, none is to be had (B87)."""
+    run = drive(make, trace)
+    for step in trace.steps:
+        run.step(step)
+        for batcher in run.batchers:
+            mine = [lane for lane in run.lanes if lane.home == batcher.version]
+            mine += [lane for lane in run.lanes if lane.is_dropped and lane not in mine]
+            held = [lane.slot for lane in mine if lane.slot != NO_SLOT]
+            free = batcher._holders._slots._free
+            assert len(set(held) | set(free)) == len(held) + len(free)
+            assert batcher.live <= len(held)
+            if not batcher.backlogged:
+                continue
+            assert not free
+            if trace.has_states:
+                assert not [lane for lane in mine if lane.slot != NO_SLOT and lane.is_idle]
+    for lane in run.lanes:
+        assert lane.is_dropped or lane.slot == NO_SLOT or lane.is_open or not lane.is_idle
+
+
+def idleness(make: type[SequenceBatcher], trace: Trace) -> None:
+    """Who keeps the sequences hears of each that becomes idle, once; one that is over has no slot then."""
+    run = drive(make, trace)
+    busy: set[LiveSequence] = set()
+    for step in trace.steps:
+        seen, heard = len(run.model.queued), len(run.model.idled)
+        run.step(step)
+        busy |= set(run.model.queued[seen:])
+        for lane in run.model.idled[heard:]:
+            busy.remove(lane)  # KeyError: told twice
+            assert lane.is_open or lane.slot == NO_SLOT
+        busy = {lane for lane in busy if not lane.is_dropped}
+        assert not [lane for lane in busy if lane.is_idle]
+
+
+def written_rules(make: type[SequenceBatcher], trace: Trace) -> None:
+    """A batch is what the written rules give (SB-02, SB-03, SQ-11, SQ-13, DB-12…DB-20)."""
+    run = drive(make, trace)
+    for step in trace.steps:
+        if step.name not in ("take", "flush"):
+            run.step(step)
+            continue
+        for version in run.model.versions:
+            instance = step.number % trace.instances
+            if (version, instance) in run.model.busy:
+                continue
+            batcher = run.model.batchers[version]
+            batcher.wake_at()  # looks, and must not change what is taken
+            ready = {
+                row_of(lane.slot): lane
+                for lane in run.lanes
+                if lane.home == version
+                and lane.slot != NO_SLOT
+                and instance_of(lane.slot) == instance
+                and lane.head is not None
+                and lane.running is None
+                and lane not in batcher._refusing
+            }
+            flush = step.name == "flush"
+            rule = direct_takes if isinstance(batcher, DirectBatcher) else oldest_takes
+            expected = rule(run, ready, flush=flush)
+            batch = run.take(version, instance, flush=flush)
+            found = {} if batch is None else dict(enumerate(batch.entries))
+            if isinstance(batcher, DirectBatcher):
+                assert {row for row, one in found.items() if one is not None} == expected
+                assert len(found) == max(expected, default=-1) + 1
+            else:
+                times = [one.admitted_ns for one in found.values() if one is not None]
+                assert times == expected
+
+
+def direct_takes(run: Drive, ready: dict[int, LiveSequence], *, flush: bool) -> set[int]:
+    """Return the rows that run."""
+    waited = [run.model.now_ns - lane.head.admitted_ns for lane in ready.values() if lane.head]
+    share = len(ready) / max(1, run.trace.rows)
+    if (
+        flush
+        or share >= run.trace.utilization
+        or max(waited, default=0) >= run.trace.delay_ms * MS
+    ):
+        return set(ready)
+    return set()
+
+
+def oldest_takes(run: Drive, ready: dict[int, LiveSequence], *, flush: bool) -> list[int]:
+    """Return when those that run were admitted."""
+    trace = run.trace
+    times = sorted(lane.head.admitted_ns for lane in ready.values() if lane.head)
+    preferred = [size for size in trace.preferred if size <= max(1, trace.rows)]
+    preferred = preferred or [max(1, trace.rows)]
+    pending = times[: max(1, trace.rows)]
+    if not pending:
+        return []
+    delay_ns = trace.delay_ms * MS
+    exceeded = flush or (delay_ns > 0 and run.model.now_ns - pending[0] >= delay_ns)
+    candidate = max([size for size in preferred if size <= len(pending)], default=0)
+    if candidate and not exceeded:
+        return pending[:candidate]
+    if exceeded or len(pending) < len(times) or delay_ns == 0:
+        return pending
+    return []
+
+
+def quiescence(make: type[SequenceBatcher], trace: Trace) -> None:
+    """When nothing is to be done, time alone changes nothing before `wake_at`; at `wake_at` it does."""
+    run = drive(make, trace)
+    model = run.model
+    for step in trace.steps:
+        run.step(step)
+        if step.name != "take" or model.busy or len(model.versions) > 1:
+            continue
+        (batcher,) = run.batchers
+        model.run()
+        wake_ns = batcher.wake_at()
+        before_ns = model.now_ns
+        model.now_ns = model.now_ns + 3600 * 1000 * MS if wake_ns is None else wake_ns - 1
+        assert model.now_ns >= before_ns, "due already, and nothing was taken"
+        assert batcher.expire(model.now_ns) == []
+        assert [batcher.take(n, model.now_ns) for n in (0, 1)] == [None, None]
+        assert batcher.wake_at() == wake_ns
+        if wake_ns is None:
+            model.now_ns = before_ns
+            batcher.expire(before_ns)
+            continue
+        model.now_ns = wake_ns
+        refused = batcher.expire(wake_ns)
+        model.refused(refused)
+        took = [run.take(1, n, flush=False) for n in range(trace.instances)]
+        assert refused or any(took)
+
+
+def drain(make: type[SequenceBatcher], trace: Trace) -> None:
+    """``flush`` holds nothing back: what is still queued then waits for a slot that somebody has."""
+    run = drive(make, trace)
+    for step in trace.steps:
+        run.step(step)
+    for version, instance in list(run.model.busy):
+        run.model.finish(instance, version=version)
+    run.model.tick()
+    while any([run.run_one(version, flush=True) for version in run.model.versions]):
+        run.model.tick()
+    for version, batcher in run.model.batchers.items():
+        waiting = [lane for lane in run.lanes if lane.home == version and lane.head is not None]
+        assert len(waiting) == batcher.backlogged
+        if trace.has_states:
+            assert not waiting or batcher.live == 0
+
+
+def bounds(make: type[SequenceBatcher], trace: Trace) -> None:
+    """The backlog of a model with memory of its own never exceeds its bounds; only its excess is ``queue_full``."""
+    run = drive(make, trace)
+    for step in trace.steps:
+        run.step(step)
+        for batcher in run.batchers:
+            lanes = [
+                lane
+                for lane in run.lanes
+                if lane.home == batcher.version and lane in batcher._backlog and lane.head
+            ]
+            assert len(lanes) == batcher.backlogged
+            if trace.has_states:
+                continue
+            per = Counter(lane.tp for lane in lanes)
+            assert max(per.values(), default=0) <= trace.bounds.sequences
+            assert sum(lane.waiting for lane in lanes) <= trace.bounds.records
+            for lane in lanes:
+                newest = max(one.record.offset for one in lane)
+                assert lane.head
+                assert newest - lane.head.record.offset < trace.bounds.span
+    full = [
+        one
+        for one, error in run.model.answers.items()
+        if isinstance(error, InferError) and error.reason is Reason.QUEUE_FULL
+    ]
+    assert not full or (not trace.has_states and trace.bounds is not WIDE)
+
+
+PROPERTIES = (
+    conservation,
+    alone,
+    order,
+    one_at_a_time,
+    slots,
+    idleness,
+    written_rules,
+    quiescence,
+    drain,
+    bounds,
+)
+
+Property = Callable[[type[SequenceBatcher], Trace], None]
+
+
+def hold(prop: Property, make: type[SequenceBatcher], **options: Any) -> None:
+    """Try a property on many traces."""
+
+    @settings(deadline=None, database=None, **options)
+    @given(traces)
+    def attempt(trace: Trace) -> None:
+        prop(make, trace)
+
+    attempt()
+
+
+@pytest.mark.parametrize("make", STRATEGIES, ids=["direct", "oldest"])
+@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.__name__)
+def test_property(prop: Property, make: type[SequenceBatcher]) -> None:
+    """Holds on drawn traces."""
+    hold(prop, make, max_examples=150)
