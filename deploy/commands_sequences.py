@@ -66,7 +66,7 @@ def sequences(
 
       headrace sequences vad --bootstrap-servers 127.0.0.1:9092 --json
     """
-    page = asyncio.run(_ask_all(settings, model, limit))
+    page = asyncio.run(ask_workers(settings, model, limit))
     if json_out:
         out.print(page.to_json().decode(), markup=False)
     else:
@@ -100,7 +100,7 @@ def _place(row: SequenceRow) -> str:
     return row.place if row.instance == NO_INSTANCE else f"instance {row.instance}, {row.place}"
 
 
-async def _ask_all(settings: Settings, model: str, limit: int) -> SequencePage:
+async def ask_workers(settings: Settings, model: str, limit: int) -> SequencePage:
     """Return the merged pages of the workers that answer; says on standard error which do not.
 
     Raises:
