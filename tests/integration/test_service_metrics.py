@@ -527,7 +527,8 @@ def test_B78_the_metrics_of_sequences_pass_the_linter() -> None:
     page = generate_latest(registry).decode()
     assert lint(page) == []
     assert by_promtool(page) == []
-    assert len(re.findall(r"^# TYPE", page, re.MULTILINE)) == 12
+    own = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    assert {"headrace_live_sequences", "headrace_snapshot_failures_total"} <= own
 
 
 @pytest.mark.parametrize(
