@@ -5,12 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from headrace.deploy.settings import (
-    Settings,
-    kafka_variables,
-    option_name,
-    variable_name,
-)
+from headrace.deploy.settings import Settings, option_name, variable_name
+from headrace.deploy.variables import kafka_variables
 from headrace.schemas.errors import ConfigError
 from headrace.streams.embedded import HOST, EmbeddedBroker
 from headrace.streams.kafka import KafkaLog

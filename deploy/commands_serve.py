@@ -15,7 +15,8 @@ from headrace.deploy.console import hint
 from headrace.deploy.loading import repository_paths
 from headrace.deploy.options import with_settings
 from headrace.deploy.process import Parts, run_process
-from headrace.deploy.settings import Settings, misspelt_variables
+from headrace.deploy.settings import Settings
+from headrace.deploy.variables import misspelt_variables
 
 MODELS = (
     "model_repository",

@@ -10,7 +10,6 @@ with it and is no setting. Names are Triton's where Triton has the option, and K
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -22,19 +21,8 @@ from headrace.schemas.errors import ConfigError
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-logger = logging.getLogger(__name__)
-
 PREFIX = "HEADRACE_"
 """Of every environment variable."""
-
-NOT_SETTINGS = frozenset({"HEADRACE_TEST_BOOTSTRAP", "HEADRACE_PEERS", "HEADRACE_URL"})
-"""Variables with the prefix that are read elsewhere: by tests, benchmarks and single commands."""
-
-KAFKA_PREFIX = "HEADRACE_KAFKA_"
-"""Of variables that carry Kafka's own properties, except ``HEADRACE_KAFKA_CONFIG``, which names a file of them."""
-
-ORCHESTRATORS = ("SERVICE_HOST", "SERVICE_PORT", "PORT")
-"""How the variables begin, after the prefix, that an orchestrator makes for a service called headrace-kafka."""
 
 EMBEDDED_PORT = 9092
 """Kafka's own port, so that examples need no other."""
@@ -348,34 +336,6 @@ def load_settings(given: Mapping[str, object]) -> Settings:
         return Settings(**values)  # type: ignore[arg-type]  # checked field by field by pydantic
     except ValidationError as exc:
         raise _first_error(exc, given, from_file, str(path)) from exc
-
-
-def misspelt_variables() -> list[str]:
-    """Return a warning sentence per environment variable that nearly is one of ours.
-
-    Others with the prefix are left alone: an orchestrator makes such names for a service called headrace.
-    """
-    known = [variable_name(field) for field in Settings.model_fields]
-    warnings = []
-    for name in sorted(os.environ):
-        if name.startswith(KAFKA_PREFIX) or name in known or name in NOT_SETTINGS:
-            continue
-        if name.startswith(PREFIX):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            if near:
-                warnings.append(f"{name} is no setting and is ignored; did you mean {near[0]}?")
-    return warnings
-
-
-def kafka_variables() -> dict[str, str]:
-    """Return the environment variables that carry Kafka's own properties."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(KAFKA_PREFIX)
-        and name != variable_name("kafka_config")
-        and not name.removeprefix(KAFKA_PREFIX).startswith(ORCHESTRATORS)
-    }
 
 
 def _read_file(path: Path) -> dict[str, object]:

@@ -1,14 +1,8 @@
 """Settings: precedence of command line, environment and file; what is refused, and in which words."""
 
 import pytest
-from headrace.deploy.settings import (
-    Settings,
-    kafka_variables,
-    load_settings,
-    misspelt_variables,
-    option_name,
-    variable_name,
-)
+from headrace.deploy.settings import Settings, load_settings, option_name, variable_name
+from headrace.deploy.variables import kafka_variables, misspelt_variables
 from headrace.schemas.errors import ConfigError
 
 
