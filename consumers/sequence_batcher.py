@@ -1,119 +1,45 @@
-"""What both strategies of the sequence batcher share: slots, backlog, parking, refusals (SEMANTICS §1.7, §4.6). Pure.
+"""The sequence batcher but for its strategies: the calls of `headrace.consumers.batcher.Batcher`. Pure.
 
-Rules of this module:
-
-1. A lane (`headrace.consumers.live_sequence.LiveSequence`) is *idle* (nothing queued, nothing runs), *running*, or
-   its head decides: an entry with an error is refused, one for another version moves the lane there, and any other
-   makes the lane *ready* if it has a slot, and *backlogged* if there is none (SQ-07).
-2. A lane keeps its slot until its sequence has ended and nothing of it runs. Where the model declares its states,
-   they are in memory whoever has the slot; so there a lane is *parked*, which means without its slot, when it is
-   idle and another one waits, or when its own next request is younger than the one that waits. A slot therefore
-   always comes, whatever ENDs were not read yet, and the backlog needs no bounds.
-3. A model with memory of its own finds it by slot, so no lane is parked. There the backlog is bounded, and what
-   exceeds it is answered ``queue_full``: else a partition could not be read on to the END that frees a slot.
-4. A lane's requests are answered in order. What is refused stays at the head of its lane until the caller fetches
-   it, and the lane runs nothing before. What `done` brings about is to be answered behind the batch.
-5. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses.
-
-Priority is ignored (SQ-15).
+What they decide about a sequence is in `headrace.consumers.lane_queue`, with the rules.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from abc import abstractmethod
+from collections.abc import Sequence, Set
 from functools import partial
 
-from headrace.consumers.alike import Alike
-from headrace.consumers.backlog import Backlog, BacklogBounds
+from headrace.consumers.backlog import BacklogBounds
 from headrace.consumers.batcher import Refusal
+from headrace.consumers.lane_queue import LaneQueue
 from headrace.consumers.live_sequence import NO_SLOT, LiveSequence
 from headrace.consumers.queues import request_prefix
-from headrace.consumers.slot_holders import SlotHolders
-from headrace.consumers.slots import Slots, instance_of, row_of
+from headrace.consumers.slots import instance_of, row_of
 from headrace.schemas.batch import Batch, Entry
-from headrace.schemas.errors import Cancelled, DeadlineExceeded, InferError, QueueFull, Reason
-from headrace.schemas.model_config import SequenceBatching
+from headrace.schemas.errors import Cancelled, DeadlineExceeded, InferError, Reason
 from headrace.schemas.record import TP
-from headrace.schemas.sequence import Flag, SequenceState
-from headrace.schemas.signature import Signature
+from headrace.schemas.sequence import SequenceState
 
 __all__ = ["BacklogBounds", "SequenceBatcher"]
 
-_LIVE = Flag.LIVE
 
+class SequenceBatcher(LaneQueue):
+    """Sequences of one model version on its instances; see `headrace.consumers.batcher.Batcher`."""
 
-class SequenceBatcher(ABC):
-    """Sequences of one model version on its instances; see `headrace.consumers.batcher.Batcher`.
-
-    Attributes:
-        version: Model version.
-    """
-
-    def __init__(
-        self,
-        signature: Signature,
-        config: SequenceBatching,
-        *,
-        version: int,
-        initial: SequenceState,
-        instances: int,
-        bounds: BacklogBounds,
-        on_idle: Callable[[LiveSequence], None],
-        on_moved: Callable[[LiveSequence], None],
-    ) -> None:
-        """Start with all slots free.
-
-        Args:
-            signature: Of the model version.
-            config: Its ``sequence_batching``.
-            version: Its number.
-            initial: Every sequence's state at START.
-            instances: How many there are, numbered from 0.
-            bounds: Of the backlog; without effect where the model declares its states.
-            on_idle: Told each time that a lane has become idle, open or not; it has no slot then if it is not.
-            on_moved: Told that a lane's next request runs on another version; it has left this batcher.
-        """
-        self.version = version
-        self._signature = signature
-        self._initial = initial
-        self._parks = bool(config.states)
-        self._delay_ns = config.max_queue_delay_us * 1000
-        self._on_idle = on_idle
-        self._on_moved = on_moved
-        self._alike = Alike(signature)
-        self._varies = any(dim < 0 for state in config.states for dim in state.dims)
-        self._must_compare = self._alike.must_compare or self._varies
-        slots = Slots(self._prepare(config), range(instances))
-        self._holders = SlotHolders(slots, parks=self._parks)
-        self._backlog = Backlog(None if self._parks else bounds)
-        self._timeouts = self._backlog.timeouts
-        # Lanes of which nothing runs and whose head is to be answered with its error.
-        self._refusing: dict[LiveSequence, None] = {}
-        self._refusing_since = 0
-        self._by_id: dict[bytes, dict[Entry, None]] = {}
-        self._size = 0
-        self._now_ns = 0
-
-    @abstractmethod
-    def _prepare(self, config: SequenceBatching) -> int:
-        """Make the strategy's own tables; returns the number of slots of an instance (SB-11)."""
-
-    @abstractmethod
-    def _make_ready(self, lane: LiveSequence) -> None:
-        """Let `take` have a lane: it has a slot, and its head may run."""
-
-    @abstractmethod
-    def _withdraw(self, lane: LiveSequence) -> None:
-        """Undo that for a lane that is ready; its head is still there."""
-
-    @abstractmethod
-    def _due_ns(self) -> int | None:
-        """Return when `take` changes its answer by time alone, None if it does not."""
+    def __repr__(self) -> str:
+        """Show the counts."""
+        return (
+            f"{type(self).__name__}({self._size} queued, {self.live} live, {self.backlogged} backlogged, "
+            f"{len(self._refusing)} refusing)"
+        )
 
     @abstractmethod
     def take(self, instance: int, now_ns: int, *, flush: bool = False) -> Batch | None:
         """Return the batch that a free instance should run now, or None to wait."""
+
+    @abstractmethod
+    def _due_ns(self) -> int | None:
+        """Return when `take` changes its answer by time alone, None if it does not."""
 
     @property
     def live(self) -> int:
@@ -130,17 +56,6 @@ class SequenceBatcher(ABC):
         """Number of lanes that wait for a slot."""
         return len(self._backlog)
 
-    def __len__(self) -> int:
-        """Return the number of queued entries, executing ones not counted."""
-        return self._size
-
-    def __repr__(self) -> str:
-        """Show the counts."""
-        return (
-            f"{type(self).__name__}({self._size} queued, {self.live} live, {self.backlogged} backlogged, "
-            f"{len(self._refusing)} refusing)"
-        )
-
     def queues(self) -> Sequence[tuple[int, int, int]]:
         """Return the one queue that there is: level 0, queued entries, no ``max_queue_size``."""
         return [(0, self._size, 0)]
@@ -148,8 +63,6 @@ class SequenceBatcher(ABC):
     def place(self, lane: LiveSequence) -> tuple[int, int]:
         """Return instance and row of a lane that has a slot."""
         return instance_of(lane.slot), row_of(lane.slot)
-
-    # --- what comes ---
 
     def offer(self, entries: Sequence[Entry], now_ns: int) -> Sequence[Refusal]:
         """Queue entries in their lanes and set their ``admitted_ns``.
@@ -162,10 +75,12 @@ class SequenceBatcher(ABC):
         Returns:
             What is refused by now, in order.
         """
-        self._sweep(now_ns)
         self._size += len(entries)
         self._backlog.read(entries)
-        for lane in self._push(entries, now_ns):
+        woken = self._push(entries, now_ns)
+        # Not before: what expires takes along the steps that were taken for its own.
+        self._sweep(now_ns)
+        for lane in woken:
             self._advance(lane)
         if self._backlog:
             self._fill()
@@ -174,36 +89,11 @@ class SequenceBatcher(ABC):
                 self._doom(lane, partial(self._queue_full, why=why))
         return self._fetch()
 
-    def _push(self, entries: Sequence[Entry], now_ns: int) -> list[LiveSequence]:
-        """Queue entries; returns the lanes that have become busy by it and are not ready yet."""
-        woken: list[LiveSequence] = []
-        for entry in entries:
-            entry.admitted_ns = now_ns
-            lane: LiveSequence = entry.sequence
-            is_first = lane.head is None
-            lane.push(entry)
-            if entry.timeout_us or entry.expires_ns or entry.correlation_id:
-                self._note(lane, entry)
-            if not is_first:
-                if lane.slot == NO_SLOT and lane in self._backlog:
-                    self._backlog.grow(lane)
-            elif lane.running is None:
-                if lane.slot == NO_SLOT:
-                    woken.append(lane)
-                    continue
-                # At once, before the slot is given to another lane of this block.
-                self._holders.wake(lane)
-                if entry.error is None and entry.version == self.version:
-                    self._make_ready(lane)
-                else:
-                    woken.append(lane)
-        return woken
-
     def adopt(self, lane: LiveSequence, now_ns: int) -> None:
         """Take over a lane with its queue: its next request starts it anew on this version. It has no slot."""
         assert lane.slot == NO_SLOT
         assert lane.running is None
-        self._sweep(now_ns)
+        self._now_ns = now_ns
         self._size += lane.waiting
         for entry in lane:
             self._note(lane, entry)
@@ -213,8 +103,6 @@ class SequenceBatcher(ABC):
         """Set which instances exist (SQ-21): removed ones get no new lanes, and serve theirs to the end."""
         self._holders.resize(instances)
         self._fill()
-
-    # --- what ends ---
 
     def done(self, batch: Batch, now_ns: int) -> None:
         """Take note that a batch was executed, or given up: each lane stands where its step left it (SQ-13)."""
@@ -283,18 +171,6 @@ class SequenceBatcher(ABC):
         self._fill()
         return found
 
-    def _withdraw_all(self, tp: TP) -> Sequence[LiveSequence]:
-        """Let no lane of a partition wait for anything; returns those that have no slot."""
-        lanes = list(self._backlog.drop(tp))
-        for lane in self._holders.of(tp):
-            if lane.head is not None and lane.running is None and lane not in self._refusing:
-                self._withdraw(lane)
-        for lane in [lane for lane in self._refusing if lane.tp == tp]:
-            del self._refusing[lane]
-            if lane.slot == NO_SLOT:
-                lanes.append(lane)
-        return lanes
-
     def wake_at(self) -> int | None:
         """Return the soonest time at which time alone changes an answer; a past one while refusals wait."""
         if self._refusing:
@@ -304,152 +180,12 @@ class SequenceBatcher(ABC):
             return timeout_ns if due_ns is None else due_ns
         return min(due_ns, timeout_ns)
 
-    # --- a lane's next step ---
-
-    def _advance(self, lane: LiveSequence) -> None:
-        """Decide by a lane's head what becomes of it; nothing of it runs."""
-        assert lane.head is not None
-        if lane.head.error is None:
-            self._proceed(lane)
-            return
-        if not self._refusing:
-            self._refusing_since = self._now_ns
-        self._refusing[lane] = None
-
-    def _proceed(self, lane: LiveSequence) -> None:
-        """Let a lane's head run: it has no error, and nothing of the lane runs."""
-        head, state = lane.head, lane.state
-        assert head is not None
-        if lane.slot != NO_SLOT:
-            if state is not None and state.flag is not _LIVE:
-                # The sequence is over, and its successor waits like any other new one (SQ-05, KX-03).
-                self._holders.free(lane)
-                self._fill()
-            elif self._backlog and self._yields(head):
-                self._holders.park(lane)
-                self._fill()
-        if head.version != self.version:
-            self._holders.free(lane)
-            self._size -= lane.waiting
-            for entry in lane:
-                self._forget(entry)
-            self._timeouts.forget(lane)
-            self._fill()
-            self._on_moved(lane)
-        elif lane.slot != NO_SLOT:
-            self._make_ready(lane)
-        else:
-            self._admit(lane)
-
-    def _yields(self, head: Entry) -> bool:
-        """Whether a lane that could go on lets a backlogged one go first, whose request waits for longer."""
-        waiting = self._backlog.next().head
-        assert waiting is not None
-        return self._parks and waiting.admitted_ns < head.admitted_ns
-
-    def _rest(self, lane: LiveSequence) -> None:
-        """Take note that a lane has become idle."""
-        if lane.is_dropped:
-            self._holders.free(lane)
-            return
-        if lane.slot != NO_SLOT:
-            self._holders.rest(lane)
-        if self._timeouts:
-            self._timeouts.forget(lane)
-        self._on_idle(lane)
-
-    # --- slots and backlog ---
-
-    def _admit(self, lane: LiveSequence) -> None:
-        """Give a lane a slot or let it wait; behind those that wait already."""
-        if not self._backlog and self._holders.seat(lane):
-            self._make_ready(lane)
-        elif why := self._backlog.full(lane):
-            lane.doom(partial(self._queue_full, why=why))
-            self._advance(lane)
-        else:
-            self._backlog.add(lane)
-
-    def _fill(self) -> None:
-        """Give slots to those that wait, as far as there are any."""
-        while self._backlog:
-            lane = self._backlog.next()
-            if not self._holders.seat(lane):
-                return
-            self._backlog.pop()
-            self._make_ready(lane)
-
-    # --- refusals ---
-
-    def _doom(self, lane: LiveSequence, make: Callable[[Entry], InferError]) -> None:
-        """End a lane with all that is queued of it; what runs goes on, and the errors follow it."""
-        lane.doom(make)
-        if lane.running is not None:
-            return
-        if lane in self._refusing:
-            return
-        if lane.slot == NO_SLOT:
-            self._backlog.remove(lane)
-        else:
-            self._withdraw(lane)
-        self._advance(lane)
-
-    def _queue_full(self, entry: Entry, why: str) -> InferError:
-        return QueueFull(
-            f"{request_prefix(entry)}Exceeds maximum queue size of the backlog of model "
-            f"'{self._signature.model_name}': {why}"
-        )
-
     def _sweep(self, now_ns: int) -> None:
         """End what has waited too long by now; every use of the clock passes here."""
         self._now_ns = now_ns
         while (found := self._timeouts.pop(now_ns)) is not None:
             lane, is_deadline = found
             self._doom(lane, _deadline_passed if is_deadline else _timeout_expired)
-
-    def _fetch(self) -> Sequence[Refusal]:
-        """Take out and return what is refused, each lane's in order, and let the lanes go on."""
-        refused: list[Refusal] = []
-        while self._refusing:
-            lanes, self._refusing = self._refusing, {}
-            for lane in lanes:
-                while (head := lane.head) is not None and head.error is not None:
-                    lane.pop()
-                    self._forget(head)
-                    lane.refuse(head)
-                    refused.append(Refusal(head, head.error))
-                    self._size -= 1
-                if head is None:
-                    self._rest(lane)
-                else:
-                    self._proceed(lane)
-            self._fill()
-        return refused
-
-    # --- what is known of single entries ---
-
-    def _note(self, lane: LiveSequence, entry: Entry) -> None:
-        """Keep what is not always there: correlation id, timeout, deadline."""
-        if entry.correlation_id:
-            self._by_id.setdefault(entry.correlation_id, {})[entry] = None
-        self._timeouts.note(lane, entry)
-
-    def _forget(self, entry: Entry) -> None:
-        """Undo that for an entry that has left the queue, but for its times: those are the lane's."""
-        if entry.correlation_id:
-            same = self._by_id[entry.correlation_id]
-            del same[entry]
-            if not same:
-                del self._by_id[entry.correlation_id]
-
-    def _leave(self, lane: LiveSequence) -> list[Entry]:
-        """Empty a lane's queue."""
-        entries = lane.clear()
-        for entry in entries:
-            self._forget(entry)
-        self._timeouts.forget(lane)
-        self._size -= len(entries)
-        return entries
 
     def _started(self, entries: Sequence[Entry | None], count: int) -> None:
         """Take note of what `take` has started."""

@@ -103,19 +103,6 @@ class Model:
         )
         zeros = tuple(b"\0" * 8 for _ in self.states)
         shapes = tuple((1,) for _ in self.states)
-        self.batchers = {
-            version: self.make(
-                signature(self.rows, self.inputs, config, version),
-                config,
-                version=version,
-                initial=SequenceState(-1, Flag.LIVE, 0, version, 0, zeros, shapes),
-                instances=self.instances,
-                bounds=self.bounds,
-                on_idle=self._idle,
-                on_moved=lambda lane: self.sequences.moved(lane),
-            )
-            for version in self.versions
-        }
         self.sequences = Sequences(
             {
                 version: signature(self.rows, self.inputs, config, version)
@@ -129,6 +116,19 @@ class Model:
             release=lambda lane: self.batchers[lane.home].release(lane),
             adopt=lambda lane: self.batchers[lane.home].adopt(lane, self.now_ns),
         )
+        self.batchers = {
+            version: self.make(
+                signature(self.rows, self.inputs, config, version),
+                config,
+                version=version,
+                initial=SequenceState(-1, Flag.LIVE, 0, version, 0, zeros, shapes),
+                instances=self.instances,
+                bounds=self.bounds,
+                on_idle=self._idle,
+                on_moved=self.sequences.moved,
+            )
+            for version in self.versions
+        }
         for tp in TPS:
             self.sequences.open(tp, 1, {}, {})
 
@@ -221,12 +221,12 @@ class Model:
         version = version or max(self.versions)
         batch = self.busy.pop((version, instance))
         self.ran.append(Ran(self.now_ns / MS, instance, batch))
-        sums = self._execute(instance, batch)
+        sums = self._execute(version, instance, batch)
         self.batchers[version].done(batch, self.now_ns)
         for one, total in sums:
             self._answer(one, total)
 
-    def _execute(self, instance: int, batch: Batch) -> list[tuple[Entry, int]]:
+    def _execute(self, version: int, instance: int, batch: Batch) -> list[tuple[Entry, int]]:
         sums: list[tuple[Entry, int]] = []
         for row, (one, before) in enumerate(zip(batch.entries, batch.states, strict=True)):
             if one is None:
@@ -236,9 +236,9 @@ class Model:
                 total = int.from_bytes(before.tensors[0], "little", signed=True) + value
                 one.state_out = ((total.to_bytes(8, "little", signed=True),), before.shapes)
             else:
-                mine: object = (instance, row)
-                if self.make is not DirectBatcher and not issubclass(self.make, DirectBatcher):
-                    mine = (one.tp, sequence_key(one.sequence_id))
+                mine: object = (version, instance, row)
+                if not issubclass(self.make, DirectBatcher):
+                    mine = (version, one.tp, sequence_key(one.sequence_id))
                 total = value + (0 if one.sequence_start else self.memory[mine])
                 self.memory[mine] = total
                 one.state_out = ((), ())

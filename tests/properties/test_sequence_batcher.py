@@ -16,12 +16,11 @@ import pytest
 from batching_kit import MS
 from headrace.consumers.direct import DirectBatcher
 from headrace.consumers.live_sequence import NO_SLOT, LiveSequence
-from headrace.consumers.oldest import OldestBatcher
 from headrace.consumers.sequence_batcher import BacklogBounds, SequenceBatcher
 from headrace.consumers.slots import instance_of, row_of
 from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.errors import InferError, Reason
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequence_batching_kit import STRATEGIES, SUM, TPS, WIDE, Model
 
@@ -196,17 +195,6 @@ class Drive:
     def step(self, step: Step) -> None:
         """Make one move."""
         model, number = self.model, step.number
-        for version in model.versions:
-            match step.name:
-                case "take" | "flush":
-                    self.take(version, number % self.trace.instances, flush=step.name == "flush")
-                case "finish":
-                    if (version, number % self.trace.instances) in model.busy:
-                        model.finish(number % self.trace.instances, version=version)
-                case "cancel":
-                    model.refused(model.batchers[version].cancel({b"%d" % number}))
-                case "resize" if not (self.trace.instances == 1 and number == 2):
-                    model.batchers[version].resize({n for n in (0, 1) if number >> n & 1})
         match step.name:
             case "offer":
                 self.offer(step.asks)
@@ -219,19 +207,40 @@ class Drive:
             case "reap":
                 for tp in TPS:
                     model.sequences.reap(tp, model.now_ns / MS)
+            case _:
+                for version in model.versions:
+                    self.step_of(version, step)
+
+    def step_of(self, version: int, step: Step) -> None:
+        """Make one move with a version's batcher."""
+        model, instance = self.model, step.number % self.trace.instances
+        match step.name:
+            case "take" | "flush":
+                self.take(version, instance, flush=step.name == "flush")
+            case "finish":
+                if (version, instance) in model.busy:
+                    model.finish(instance, version=version)
+            case "cancel":
+                model.refused(model.batchers[version].cancel({b"%d" % step.number}))
+            case "resize" if self.trace.instances > 1:
+                model.batchers[version].resize({n for n in (0, 1) if step.number >> n & 1})
 
     def take(self, version: int, instance: int, *, flush: bool) -> Batch | None:
         if (version, instance) in self.model.busy:
             return None
         return self.model.take(instance, flush=flush, version=version)
 
-    def run_one(self, version: int, *, flush: bool) -> bool:
-        """Run a batch on each instance of a version; returns whether there was any."""
-        found = [self.take(version, instance, flush=flush) for instance in (0, 1)]
-        for instance, batch in enumerate(found):
-            if batch is not None:
-                self.model.finish(instance, version=version)
-        return any(batch is not None for batch in found)
+    def run_all(self) -> None:
+        """Run batch by batch on all instances, nothing held back, until there is none."""
+        going = True
+        while going:
+            going = False
+            for version in self.model.versions:
+                for instance in (0, 1):
+                    if self.take(version, instance, flush=True) is not None:
+                        self.model.finish(instance, version=version)
+                        going = True
+            self.model.tick()
 
     def drop(self, partition: int) -> None:
         tp = TPS[partition]
@@ -247,9 +256,7 @@ class Drive:
         for version, instance in list(model.busy):
             model.finish(instance, version=version)
         for _ in range(len(self.came) + 2):
-            while any([self.run_one(version, flush=True) for version in model.versions]):
-                model.tick()
-            model.tick()
+            self.run_all()
             for lane in self.lanes:
                 if lane.is_idle and not lane.is_dropped:
                     lane.expire()
@@ -475,8 +482,7 @@ def drain(make: type[SequenceBatcher], trace: Trace) -> None:
     for version, instance in list(run.model.busy):
         run.model.finish(instance, version=version)
     run.model.tick()
-    while any([run.run_one(version, flush=True) for version in run.model.versions]):
-        run.model.tick()
+    run.run_all()
     for version, batcher in run.model.batchers.items():
         waiting = [lane for lane in run.lanes if lane.home == version and lane.head is not None]
         assert len(waiting) == batcher.backlogged
