@@ -26,7 +26,7 @@ from headrace.deploy.demo_speech_picture import draw
 from headrace.deploy.demo_speech_records import Microphones
 from headrace.deploy.demo_speech_report import print_report
 from headrace.deploy.demo_speech_run import LEAST_STREAMS, Kill, Run
-from headrace.deploy.demo_speech_worker import WorkerProcess, remove_topics, working
+from headrace.deploy.demo_speech_worker import Operator, WorkerProcess, remove_topics
 from headrace.schemas.errors import ConfigError, LogError
 from headrace.streams.embedded import PROPERTIES, EmbeddedBroker
 from headrace.streams.topology import Topology
@@ -47,6 +47,9 @@ def main() -> None:
         "--bootstrap-servers", default="", help="Kafka to use instead of the embedded broker"
     )
     parser.add_argument(
+        "--snapshot-every", type=int, default=0, help="as of headrace worker (default: on commit)"
+    )
+    parser.add_argument(
         "--picture",
         type=Path,
         default=Path("demo-speech.png"),
@@ -57,7 +60,9 @@ def main() -> None:
     if count < 1 or options.seconds < 1:
         parser.error("expected --streams of 1 or more and --seconds of 1 or more")
     try:
-        run = asyncio.run(demo(count, options.seconds, options.bootstrap_servers))
+        run = asyncio.run(
+            demo(count, options.seconds, options.bootstrap_servers, options.snapshot_every)
+        )
         run.least = LEAST_STREAMS if options.streams is None else 1
         draw_one(run, options.picture)
     except (ConfigError, LogError) as exc:
@@ -68,7 +73,7 @@ def main() -> None:
     sys.exit(0 if run.is_good else 1)
 
 
-async def demo(count: int, seconds: float, bootstrap: str) -> Run:
+async def demo(count: int, seconds: float, bootstrap: str, snapshot_every: int) -> Run:
     """Let ``count`` people speak for so many seconds, kill the worker halfway, and compare.
 
     Raises:
@@ -84,7 +89,7 @@ async def demo(count: int, seconds: float, bootstrap: str) -> Run:
         folder = Path(name)
         write_repository(folder / "models", assets.model)
         async with _broker(bootstrap, folder) as address:
-            run = await _speak(streams, address, folder)
+            run = await _speak(streams, address, folder, snapshot_every)
     await asyncio.to_thread(_compare, run, assets)
     return run
 
@@ -102,20 +107,24 @@ async def _broker(bootstrap: str, folder: Path) -> AsyncIterator[str]:
         yield broker.bootstrap
 
 
-async def _speak(streams: Sequence[Stream], bootstrap: str, folder: Path) -> Run:
+async def _speak(
+    streams: Sequence[Stream], bootstrap: str, folder: Path, snapshot_every: int
+) -> Run:
     """Send and read all steps; kill the first worker halfway and start the second."""
     topology = Topology(prefix=f"headrace-demo-{secrets.token_hex(4)}")
-    properties = {**PROPERTIES, "bootstrap.servers": bootstrap}
+    operator = Operator(
+        folder, {**PROPERTIES, "bootstrap.servers": bootstrap}, topology, snapshot_every
+    )
     microphones = Microphones(bootstrap, topology, streams)
     try:
-        async with working("a", folder, properties, topology) as first:
+        async with operator.working("a") as first:
             console.print(
                 f"[bold]headrace worker[/] a is ready; {len(streams)} people speak now …"
             )
             speaking = asyncio.create_task(microphones.run())
             try:
                 kill = await _kill_halfway(microphones, first, speaking)
-                async with working("b", folder, properties, topology, is_awaited=False) as second:
+                async with operator.working("b", is_awaited=False) as second:
                     await second.outlives(speaking)  # else leaving the block says why it ended
                     rows = await second.batch_rows(MODEL) if speaking.done() else {}
             finally:

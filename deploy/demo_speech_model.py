@@ -15,8 +15,10 @@ from headrace.schemas.errors import ConfigError
 MODEL = "silero_vad"
 TOLERANCE = 1e-5
 """Answers may differ by so much from the model run alone: a runtime may round a batch otherwise than a row."""
-LOOK_BACK = 64
-"""Steps before the first difference that may be missing or doubled, when its reason is looked for."""
+LOOK_BACK = 16
+"""Steps in a row that may be missing or doubled, when the reason of a difference is looked for; or all."""
+LATE = 8
+"""Steps between these and the first difference: answered before a crash, so that only their second answers show it."""
 EXPLAINED = 16
 """Answers in a row that a reason must explain: one alone may be equal by chance."""
 
@@ -119,17 +121,23 @@ class Silero:
         first = int(differing[0])
         states = [self.silence]
         for step in steps[:first]:
-            states.append(self.step(states[-1], step)[1])
+            states.append(self._run(states[-1], step[None]))
         after = slice(first, first + EXPLAINED)
-        for count in range(1, min(first, LOOK_BACK) + 1):
-            if self._explains(states[first - count], steps[after], answers[after]):
-                return Departure(first, lost=count)
-            again = states[first]
-            for step in steps[first - count : first]:
-                again = self.step(again, step)[1]
-            if self._explains(again, steps[after], answers[after]):
-                return Departure(first, twice=count)
+        for end in range(first, max(first - LATE, 0), -1):
+            for start in (*range(end - 1, max(end - LOOK_BACK, 0), -1), 0):
+                lost = self._run(states[start], steps[end:first])
+                if self._explains(lost, steps[after], answers[after]):
+                    return Departure(first, lost=end - start)
+                twice = self._run(states[end], steps[start:first])
+                if self._explains(twice, steps[after], answers[after]):
+                    return Departure(first, twice=end - start)
         return Departure(first)
+
+    def _run(self, state: Floats, steps: Floats) -> Floats:
+        """Return the state after these steps."""
+        for step in steps:
+            state = self.step(state, step)[1]
+        return state
 
     def _explains(self, state: Floats, steps: Floats, answers: Floats) -> bool:
         """Whether the model gives these answers from this state on."""

@@ -53,9 +53,9 @@ def complaints(run: Run) -> list[str]:
     for row, departure in run.departures.items():
         why = "for no reason that was found"
         if departure.lost:
-            why = f"as if the {departure.lost} steps before had not been"
+            why = f"as if {departure.lost} steps before it had not run"
         elif departure.twice:
-            why = f"as if the {departure.twice} steps before had been twice"
+            why = f"as if {departure.twice} steps before it had run twice"
         sentences.append(
             f"{run.streams[row].name}: step {departure.step} has "
             f"{run.tally.answers[row, departure.step]:.6f}, the model alone says "

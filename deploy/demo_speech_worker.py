@@ -7,6 +7,7 @@ import signal
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,45 +70,49 @@ class WorkerProcess:
         return tail(self._log)
 
 
-@asynccontextmanager
-async def working(
-    name: str,
-    folder: Path,
-    properties: Mapping[str, str],
-    topology: Topology,
-    *,
-    is_awaited: bool = True,
-) -> AsyncIterator[WorkerProcess]:
-    """Run a worker on the models of a folder while the block runs.
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Whoever starts the workers, each in the same way.
 
-    Args:
-        name: Of the worker.
-        folder: With ``models``; takes the file of properties and what the worker prints.
+    Attributes:
+        folder: With ``models``; takes the file of properties and what the workers print.
         properties: Kafka's.
-        topology: Its topics.
-        is_awaited: Wait until it is ready.
-
-    Raises:
-        ConfigError: It does not start, or does not end well.
+        topology: Their topics.
+        snapshot_every: Their option of this name.
     """
-    file, log = folder / "client.properties", folder / f"worker-{name}.log"
-    file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
-    (port,) = free_ports(1)
-    process = await start_command(
-        log,
-        *("worker", str(folder / "models"), "--kafka-config", str(file), "--worker-id", name),
-        *("--worker-port", str(port), "--topic-prefix", topology.prefix),
-        *("--partitions", str(topology.partitions)),
-    )
-    worker = WorkerProcess(process, port, log)
-    try:
-        if is_awaited:
-            await worker.until_ready()
-        yield worker
-    finally:
-        status = await worker.stop()
-    if status != 0:
-        raise ConfigError(f"headrace worker ended with status {status}:\n{worker.tail()}")
+
+    folder: Path
+    properties: Mapping[str, str]
+    topology: Topology
+    snapshot_every: int
+
+    @asynccontextmanager
+    async def working(self, name: str, *, is_awaited: bool = True) -> AsyncIterator[WorkerProcess]:
+        """Run a worker of this name while the block runs, and wait until it is ready if that is asked for.
+
+        Raises:
+            ConfigError: It does not start, or does not end well.
+        """
+        file, log = self.folder / "client.properties", self.folder / f"worker-{name}.log"
+        file.write_text("".join(f"{key}={value}\n" for key, value in self.properties.items()))
+        (port,) = free_ports(1)
+        process = await start_command(
+            log,
+            *("worker", str(self.folder / "models"), "--kafka-config", str(file)),
+            *("--worker-id", name, "--worker-port", str(port)),
+            *("--topic-prefix", self.topology.prefix),
+            *("--partitions", str(self.topology.partitions)),
+            *("--snapshot-every", str(self.snapshot_every)),
+        )
+        worker = WorkerProcess(process, port, log)
+        try:
+            if is_awaited:
+                await worker.until_ready()
+            yield worker
+        finally:
+            status = await worker.stop()
+        if status != 0:
+            raise ConfigError(f"headrace worker ended with status {status}:\n{worker.tail()}")
 
 
 async def remove_topics(bootstrap: str, topology: Topology) -> None:

@@ -13,7 +13,7 @@ from headrace.deploy.demo_speech_audio import cut_streams, read_wav, segments_of
 from headrace.deploy.demo_speech_model import TOLERANCE, Departure, Silero
 from headrace.schemas.errors import ConfigError
 
-STREAMS, SECONDS = 24, 8
+STREAMS, SECONDS = 16, 8
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -38,13 +38,21 @@ def streams(assets):
 
 @pytest.mark.embedded
 @pytest.mark.timeout(240)  # a session's time-out and two starts, on a busy machine
-async def test_a_worker_that_is_killed_halfway_changes_no_probability(assets, tmp_path):
-    """P-3, P-5: the second worker goes on where the first one was, and nobody can tell."""
+@pytest.mark.parametrize("snapshot_every", [0, 1])
+async def test_a_worker_that_is_killed_halfway_changes_no_probability(
+    assets, tmp_path, snapshot_every
+):
+    """P-3, P-5: the second worker goes on where the first one was, and nobody can tell.
+
+    With commits only, its snapshots are as old as the commit, and steps run again from there; with one per step they
+    are ahead of it, and steps must be closed without running.
+    """
     picture = tmp_path / "picture.png"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "160", "NO_COLOR": "1"}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headrace.deploy.demo_speech"),
         *("--streams", str(STREAMS), "--seconds", str(SECONDS), "--picture", str(picture)),
+        *("--snapshot-every", str(snapshot_every)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=environment,
@@ -94,6 +102,7 @@ def history(silero, steps, order):
         pytest.param([*range(60), *range(50, 120)], Departure(60, twice=10), id="ten twice"),
         pytest.param([*range(60), *range(59, 120)], Departure(60, twice=1), id="one twice"),
         pytest.param([*range(57), *range(60, 120)], Departure(60, lost=3), id="three lost"),
+        pytest.param([*range(60, 120)], Departure(60, lost=60), id="all lost"),
     ],
 )
 def test_a_step_lost_or_applied_twice_shows_in_the_answers(silero, streams, order, departure):
@@ -101,6 +110,15 @@ def test_a_step_lost_or_applied_twice_shows_in_the_answers(silero, streams, orde
     steps = streams[1].steps
     expected = silero.alone(steps)
     assert silero.departure(steps, history(silero, steps, order), expected) == departure
+
+
+def test_steps_applied_twice_are_found_behind_one_that_was_answered_before(silero, streams):
+    """A crash between the answer of step 59 and its snapshot: 57 and 58 run again, then 59, whose answer repeats."""
+    steps = streams[1].steps
+    answers = history(silero, steps, [*range(59), *range(57, 120)])
+    expected = silero.alone(steps)
+    answers[59] = expected[59]
+    assert silero.departure(steps, answers, expected) == Departure(60, twice=2)
 
 
 def test_answers_that_no_history_explains_differ_all_the_same(silero, streams):

@@ -243,7 +243,7 @@ def test_a_departure_counts_as_steps_lost_or_applied_twice_and_is_explained():
     run.departures = {1: Departure(3, lost=2)}
     assert (run.lost, run.twice, run.is_good) == (2, 0, False)
     assert complaints(run) == [
-        "stream-001: step 3 has 0.750000, the model alone says 0.500000, as if the 2 steps before had not been"
+        "stream-001: step 3 has 0.750000, the model alone says 0.500000, as if 2 steps before it had not run"
     ]
     run.departures = {1: Departure(3, twice=1)}
     assert (run.lost, run.twice) == (0, 1)
