@@ -60,10 +60,6 @@ class Pool:
         """Number of instances at work."""
         return sum(load > 0 for load in self._load)
 
-    def next_free(self) -> int | None:
-        """Return the number of the instance that has been free the longest, None if all are busy."""
-        return self.free[0] if self.free else None
-
     def next_staging(self) -> int | None:
         """Return the number of an instance that is at work and has nothing else, None if there is none."""
         for number, load in enumerate(self._load):

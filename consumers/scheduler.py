@@ -7,13 +7,14 @@ drain begun): it assigns what it can and sets the one timer to the batcher's `wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
 from headrace.consumers.batcher import Batcher, Refusal
 from headrace.consumers.execution import Execution, execute
 from headrace.consumers.pool import Done, Work
+from headrace.consumers.sequence_batcher import SequenceBatcher
 from headrace.consumers.settings import Clock
 from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.errors import Reason
@@ -33,8 +34,9 @@ class Instances(Protocol):
     def busy(self) -> int:
         """Number of instances at work."""
 
-    def next_free(self) -> int | None:
-        """Number of the instance that has been free the longest."""
+    @property
+    def free(self) -> Collection[int]:
+        """Numbers of the free instances, the longest free first."""
 
     def next_staging(self) -> int | None:
         """Number of an instance that is at work and has nothing else to do after that."""
@@ -136,9 +138,9 @@ class Scheduler:
     def dispatch(self) -> None:
         """Give each free instance its next batch, and set the timer."""
         now = self._now_ns()
-        while (number := self._instances.next_free()) is not None:
-            if not self._give(number, now):
-                break
+        for free in tuple(self._instances.free):
+            # All are asked: a sequence is bound to one instance, which has work where the others have none (SB-11).
+            self._give(free, now)
         if self._stage_above and self._last_run_ns < STAGE_BELOW_NS:
             # The queue holds several full batches, so none gets better by waiting until an instance is free; and a
             # short run would be followed by a wait for us, who may be decoding.
@@ -166,6 +168,15 @@ class Scheduler:
     def drop(self, tp: TP) -> Sequence[Entry]:
         """Remove the queued entries of a partition without answering."""
         dropped = self.batcher.drop(tp)
+        self._set_timer()
+        return dropped
+
+    def suspend(self, tp: TP) -> Sequence[Entry]:
+        """Remove the queued entries of a partition of a sequence model, and keep what is known of its sequences."""
+        assert isinstance(self.batcher, SequenceBatcher)
+        while refusals := self.batcher.expire(self._now_ns()):
+            self._outcomes.refused(self, refusals)
+        dropped = self.batcher.suspend(tp)
         self._set_timer()
         return dropped
 

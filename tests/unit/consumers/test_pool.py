@@ -16,8 +16,7 @@ DONE = Execution((), 1, 0, 0, 0)
 async def outcome_of(pool: Pool, work) -> tuple[int, Execution | BaseException]:
     """Submit to the longest-free instance and await what comes back."""
     future: asyncio.Future = asyncio.get_running_loop().create_future()
-    number = pool.next_free()
-    assert number is not None
+    number = pool.free[0]
     pool.submit(number, work, lambda n, outcome: future.set_result((n, outcome)))
     return await asyncio.wait_for(future, 5)
 
@@ -108,7 +107,7 @@ async def test_work_that_is_given_ahead_runs_next_without_the_loop() -> None:
             done.set_result(None)
 
     pool.submit(0, lambda _: DONE, ending)
-    assert pool.next_free() is None
+    assert not pool.free
     assert pool.next_staging() == 0
     pool.submit(0, lambda _: DONE, ending)
     assert pool.next_staging() is None
@@ -138,5 +137,5 @@ async def test_B42_work_given_ahead_is_reported_when_its_thread_dies() -> None:
     pool.submit(0, lambda _: DONE, ending)
     await asyncio.wait_for(done, 5)
     assert [type(outcome) for outcome in outcomes] == [SystemExit, SystemExit]
-    assert (pool.next_free(), pool.next_staging(), pool.busy) == (None, None, 0)
+    assert (len(pool.free), pool.next_staging(), pool.busy) == (0, None, 0)
     assert await pool.close(5)

@@ -40,10 +40,6 @@ class Instances:
         """Nothing ahead."""
         return None
 
-    def next_free(self) -> int | None:
-        """The first free one."""
-        return self.free[0] if self.free else None
-
     def submit(self, number: int, work: Work, done: Done) -> None:
         """Keep the work for `finish`."""
         self.free.remove(number)
