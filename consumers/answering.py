@@ -195,6 +195,15 @@ class Answering:
             self._skip(version, dropped)
         return count
 
+    def suspend(self, tp: TP) -> int:
+        """Remove a partition's queued steps without answering, and keep its sequences; returns how many they were."""
+        count = 0
+        for version in self.versions.values():
+            dropped = version.scheduler.suspend(tp)
+            count += len(dropped)
+            self._skip(version, dropped)
+        return count
+
     def counted(self, there: Mapping[str, int]) -> bool:
         """Take the partition counts of the topics of answers as they are now; True if one is smaller than it was."""
         topic, before = self._dead_letters

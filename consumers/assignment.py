@@ -42,8 +42,17 @@ class Stateful(Protocol):
     def confirmed(self, part: Partition, position: Position) -> None:
         """Take note that a partition's position was accepted by the coordinator."""
 
+    def suspend(self, tp: TP) -> None:
+        """Keep what is known of a partition that was revoked with everything answered and committed (P-7)."""
+
+    def resume(self, part: Partition) -> bool:
+        """Go on with a partition that was suspended; False if it was not."""
+
+    def forget_suspended(self, *, but: Set[TP] = frozenset()) -> None:
+        """Forget suspended partitions: somebody else has them."""
+
     def close(self, tp: TP) -> None:
-        """Forget a partition that is not ours any more."""
+        """Forget a partition that is not ours any more; nothing of it is queued."""
 
 
 class Assignment:
@@ -62,6 +71,7 @@ class Assignment:
         drop: Callable[[TP], int],
         next_epoch: Callable[[], int],
         stateful: Stateful | None = None,
+        suspend: Callable[[TP], int] | None = None,
     ) -> None:
         """Keep the parts; `attach` brings those that are made later.
 
@@ -71,6 +81,7 @@ class Assignment:
             drop: Removes a partition's queued entries and returns how many they were.
             next_epoch: Counts takeovers over the worker's whole life.
             stateful: What is taken over with a partition beside its position; None for stateless models.
+            suspend: As ``drop``, of a revoked partition that may come back: its state is kept.
         """
         self.partitions: dict[TP, Partition] = {}
         self.rebalances = 0
@@ -79,6 +90,7 @@ class Assignment:
         self._drop = drop
         self._next_epoch = next_epoch
         self._stateful = stateful
+        self._suspend = suspend or drop
         self._source: Source | None = None
         self._delivery: Delivery | None = None
         self._settler: Settler | None = None
@@ -93,7 +105,10 @@ class Assignment:
 
     def assigned(self, tps: Set[TP], epoch: int) -> None:
         """Note the partitions and start taking them over."""
+        assert self._source is not None
         self.rebalances += 1
+        if self._stateful is not None:
+            self._stateful.forget_suspended(but=self._source.kept())
         self._begin(tps, epoch)
 
     async def revoked(self, tps: Set[TP], deadline: float) -> None:
@@ -102,9 +117,10 @@ class Assignment:
         assert self._settler is not None
         self.rebalances += 1
         parts = [part for tp in tps if (part := self.partitions.get(tp)) is not None]
+        whole = [part for part in parts if part.active]  # the others were not taken over yet
         for part in parts:
             part.active = False
-            part.in_flight -= self._drop(part.tp) + len(part.held)
+            part.in_flight -= self._suspend(part.tp) + len(part.held)
             part.held.clear()
         clock = asyncio.get_running_loop().time
         # Beyond the deadline the source gives up on us: leave time to commit what is settled by then.
@@ -117,8 +133,11 @@ class Assignment:
                     break
                 self._settler.schedule(at_once=True)
                 await self._settler.progress(min(PROGRESS_S, deadline - now))
-            await self._flush(deadline - clock())
+            is_committed = await self._flush(deadline - clock())
             for part in parts:
+                is_whole = part in whole and self._is_ours(part) and part.in_flight == 0
+                if is_committed and is_whole:
+                    self._remove(part, keep=True)
                 if part.in_flight > 0:
                     logger.warning(
                         "%s/%d is handed over with %d records unanswered: their new owner answers them",
@@ -139,18 +158,18 @@ class Assignment:
         for tp in tps:
             part = self.partitions.get(tp)
             if part is not None:
-                self._remove(part)  # at once: results of what executes are dropped
                 part.active = False
                 self._drop(tp)
+                self._remove(part)  # at once: results of what executes are dropped
                 self._start(self._forget(part))
 
     def again(self, part: Partition) -> None:
         """Take a partition over once more from its committed position: a settle of it was aborted."""
         if self.partitions.get(part.tp) is not part:
             return  # it changed hands meanwhile, and may be ours anew: that takeover stands
-        self._remove(part)
         part.active = False
         self._drop(part.tp)
+        self._remove(part)
         self._start(self._start_again(part))
 
     def _begin(self, tps: Set[TP], source_epoch: int) -> None:
@@ -167,10 +186,14 @@ class Assignment:
         if parts:
             self._start(self._take_over(parts))
 
-    def _remove(self, part: Partition) -> None:
-        """Have a partition no more, and nothing of its state."""
+    def _remove(self, part: Partition, *, keep: bool = False) -> None:
+        """Have a partition no more, and nothing of its state; ``keep``: it may come back before others had it."""
         del self.partitions[part.tp]
-        if self._stateful is not None:
+        if self._stateful is None:
+            return
+        if keep:
+            self._stateful.suspend(part.tp)
+        else:
             self._stateful.close(part.tp)
 
     async def _start_again(self, part: Partition) -> None:
@@ -185,6 +208,7 @@ class Assignment:
         assert self._source is not None
         pause_s = FIRST_RETRY_S
         left = [part for part in parts if self._is_ours(part)]
+        kept = {part.tp for part in left if self._stateful and self._stateful.resume(part)}
         while left:
             try:
                 positions = await self._positions(self._source, left)
@@ -192,7 +216,7 @@ class Assignment:
                 if self._stateful is not None:
                     # In this order: a state read before the position may lack a step that the position has passed
                     # (D5); and only who is still the owner afterwards may trust either.
-                    await self._stateful.restore(left)
+                    await self._stateful.restore([part for part in left if part.tp not in kept])
                     confirmed = await self._source.confirm(positions)
             except LogError as exc:
                 if not exc.retriable:
@@ -263,13 +287,16 @@ class Assignment:
     def _is_ours(self, part: Partition) -> bool:
         return self.partitions.get(part.tp) is part
 
-    async def _flush(self, timeout_s: float) -> None:
+    async def _flush(self, timeout_s: float) -> bool:
+        """Commit what is settled; False if that failed."""
         assert self._delivery is not None
         try:
             async with asyncio.timeout(max(0.1, timeout_s)):
                 await self._delivery.flush()
         except (LogError, TimeoutError) as exc:
             logger.warning("positions could not be committed before the hand-over: %s", exc)
+            return False
+        return True
 
     async def _forget(self, part: Partition) -> None:
         """Drop what is buffered for a partition that is not ours any more."""

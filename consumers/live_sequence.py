@@ -209,6 +209,19 @@ class LiveSequence:
         else:
             self.state = entry.after = before.marked(flag, offset)
 
+    def rewind(self) -> None:
+        """Forget what was admitted and is not queued any more: the records will be read again (P-7)."""
+        assert self.head is None, "queued entries still count"
+        entry, state = self.running, self.state
+        if entry is not None:
+            self.is_open, self.closed_as = not entry.sequence_end, Flag.ENDED
+            self.timestamp_ms, self.version = entry.record.timestamp, entry.version
+        elif state is None:
+            self.is_open, self.closed_as = False, Flag.ENDED
+        else:
+            self.is_open, self.closed_as = state.flag is Flag.LIVE, state.flag
+            self.timestamp_ms, self.version = state.timestamp_ms, state.version
+
     def expire(self) -> SequenceState | None:
         """End an idle sequence that was silent for too long; returns its marker, None if there is none to make."""
         assert self.is_idle, "what is queued decides for itself"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from headrace.consumers.live_sequence import NO_SLOT
@@ -43,6 +43,9 @@ REAP_INTERVAL_S = 0.25
 
 REAP_INTERVAL_MAX_S = 5.0
 """Longest one."""
+
+SUSPENDED_S = 60.0
+"""A revoked partition that has not come back after so long is another's, seconds: rebalances take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class ModelSequences:
         self._partitions: Mapping[TP, Partition] = {}
         self._settler: Settler | None = None
         self._source: Source | None = None
+        self._suspended: dict[TP, float] = {}
         self._before = StoreCounts()  # of the stores of earlier memberships
         self.store = self._new_store()
 
@@ -175,8 +179,29 @@ class ModelSequences:
         """Take note that a partition's position was accepted by the coordinator: it is ours (P-5 step 4)."""
         self.store.committed(part.tp, position)
 
+    def suspend(self, tp: TP) -> None:
+        """Keep what is known of a partition that was revoked with everything answered and committed (P-7)."""
+        self._suspended[tp] = asyncio.get_running_loop().time()
+
+    def resume(self, part: Partition) -> bool:
+        """Go on with a partition that was suspended; False if it was not."""
+        if self._suspended.pop(part.tp, None) is None:
+            return False
+        self.sequences.resume(part.tp, part.epoch)
+        return True
+
+    def forget_suspended(self, older_than_s: float = 0.0, *, but: Set[TP] = frozenset()) -> None:
+        """Forget suspended partitions: somebody else has them."""
+        now = asyncio.get_running_loop().time()
+        for tp, since in list(self._suspended.items()):
+            if tp not in but and now - since >= older_than_s:
+                del self._suspended[tp]
+                self.close(tp)
+
     def close(self, tp: TP) -> None:
-        """Forget a partition that is not ours any more."""
+        """Forget a partition that is not ours any more; nothing of it is queued."""
+        for batcher in self._batchers().values():
+            batcher.drop(tp)
         self.sequences.close(tp)
         self.store.close(tp)
 
@@ -246,6 +271,7 @@ class ModelSequences:
         pause_s = min(REAP_INTERVAL_MAX_S, max(REAP_INTERVAL_S, self._idle_s / 4))
         while True:
             await asyncio.sleep(pause_s)
+            self.forget_suspended(SUSPENDED_S)
             try:
                 await self._look()
             except LogError as exc:

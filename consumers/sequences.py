@@ -192,6 +192,10 @@ class Sequences:
             return f"it was on version {state.version}, which is not served any more"
         return ""
 
+    def resume(self, tp: TP, epoch: int) -> None:
+        """Go on with a partition that came back before anybody else had it (DELIVERY P-7)."""
+        self._tables[tp].epoch = epoch
+
     def close(self, tp: TP) -> None:
         """Forget a partition: it is somebody else's, or taken over anew."""
         table = self._tables.pop(tp, None)
@@ -385,10 +389,9 @@ class Sequences:
     def idle(self, lane: LiveSequence) -> None:
         """Take note that nothing is queued or runs of a sequence any more: one that has ended becomes a marker."""
         table = self._tables.get(lane.tp)
-        if lane.is_dropped or lane.is_open or table is None or table.epoch != lane.epoch:
+        if lane.is_open or table is None or table.lanes.get(lane.key) is not lane:
             return
-        if table.lanes.pop(lane.key, None) is None:
-            return  # it was reaped
+        del table.lanes[lane.key]
         self._live -= 1
         if lane.state is not None:
             table.markers[lane.key] = lane.state

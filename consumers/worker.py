@@ -256,6 +256,8 @@ class ModelWorker:
             self._drop(tp)
             if self.sequences is not None:
                 self.sequences.close(tp)
+        if self.sequences is not None:
+            self.sequences.forget_suspended()
         self.partitions.clear()
         self.source = self._intake = self._settler = None
         self.trouble = self.trouble or "it has left its group"
@@ -267,6 +269,7 @@ class ModelWorker:
             drop=self._drop,
             next_epoch=self._next_epoch,
             stateful=self.sequences,
+            suspend=None if self.sequences is None else self.answering.suspend,
         )
 
     def _next_epoch(self) -> int:

@@ -92,6 +92,8 @@ class KafkaSource:
         self._epochs: dict[TP, int] = {}
         self._keys: dict[TP, TP] = {}
         self._member = (-1, "")
+        self._former: tuple[tuple[int, str], frozenset[TP]] = ((-1, ""), frozenset())
+        self._kept: frozenset[TP] = frozenset()
         self._active: set[tuple[str, int]] = {NOWHERE}
         self._changed = asyncio.Event()
         self._looked_at = 0.0
@@ -281,6 +283,10 @@ class KafkaSource:
         """Commit what was read, once more; returns the partitions that the coordinator still counts as ours."""
         return positions.keys() - await self.commit(positions)
 
+    def kept(self) -> Set[TP]:
+        """Return the partitions of the last assignment that were ours in the generation before it, too."""
+        return self._kept & self._epochs.keys()
+
     # What deliveries use.
 
     def adopt(self, delivery: Flushed) -> None:
@@ -332,6 +338,8 @@ class KafkaSource:
                 self._drop()
                 self._on.lost(gone)
                 return
+            if self._is_admitted():
+                self._former = (self._member, gone)
             deadline = asyncio.get_running_loop().time() + self._grace_s
             async with asyncio.timeout_at(deadline):
                 await self._on.revoked(gone, deadline)
@@ -351,6 +359,10 @@ class KafkaSource:
         consumer = self._running()
         coordinator = consumer._coordinator  # noqa: SLF001  # see `kafka_group`
         self._member = (coordinator.generation, coordinator.member_id)
+        (generation, member_id), before = self._former
+        self._former = ((-1, ""), frozenset())
+        is_next = self._member == (generation + 1, member_id)
+        self._kept = before & tps if is_next else frozenset()
         epoch = self._next_epoch()
         self._epochs = dict.fromkeys(tps, epoch)
         self._keys = {tp: tp for tp in tps}

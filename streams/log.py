@@ -153,6 +153,12 @@ class Source(Protocol):
     async def beginning_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
         """First offset that is still there."""
 
+    def kept(self) -> Set[TP]:
+        """Return those of the assigned partitions that nobody else can have owned since they were last revoked from us.
+
+        The same member had them in the generation before (DELIVERY P-7): what it knew of them still holds.
+        """
+
     async def confirm(self, positions: Mapping[TP, Position]) -> Set[TP]:
         """Commit these positions, as they were read, once more; returns the partitions that are still ours.
 

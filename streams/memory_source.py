@@ -54,6 +54,8 @@ class MemorySource:
         self._error: BaseException | None = None
         self._turn = 0
         self._deliveries: list[Flushed] = []
+        self._former: tuple[int, frozenset[TP]] = (-1, frozenset())
+        self._kept: frozenset[TP] = frozenset()
 
     def __repr__(self) -> str:
         """Show topics and counts."""
@@ -174,6 +176,10 @@ class MemorySource:
         """Commit what was read, once more; returns the partitions that the group still counts as ours."""
         return positions.keys() - await self.commit(positions)
 
+    def kept(self) -> Set[TP]:
+        """Return the partitions of the last assignment that were ours in the generation before it, too."""
+        return self._kept & self._epochs.keys()
+
     # What deliveries use.
 
     def adopt(self, delivery: Flushed) -> None:
@@ -201,6 +207,8 @@ class MemorySource:
         """Revoke everything; waits for the worker within the grace, then commits what it settled."""
         self._giving_up = True
         tps = set(self._epochs)
+        # A zombie is told of rebalances only when it has learned, and has lost everything by then.
+        self._former = (self.group.generation, frozenset(tps))
         grace = self._log.revoke_grace_s
         deadline = asyncio.get_running_loop().time() + grace
         try:
@@ -219,6 +227,9 @@ class MemorySource:
 
     def take_over(self, tps: Set[TP], epoch: int) -> None:
         """Own these partitions, paused."""
+        generation, before = self._former
+        is_next = self.group.generation == generation + 1
+        self._kept = before & tps if is_next else frozenset()
         for tp in tps:
             committed = self.group.committed.get(tp)
             self._epochs[tp] = epoch
