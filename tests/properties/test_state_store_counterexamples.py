@@ -6,7 +6,8 @@ Every scenario holds with all rules in force and is found when its rule is taken
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import planted_stores as planted
@@ -268,8 +269,8 @@ class Case(NamedTuple):
     """A way into a counterexample."""
 
     run: Callable[[World], None]
-    removed: dict
-    options: dict = {}
+    removed: Mapping[str, object]
+    options: Mapping[str, object] = MappingProxyType({})
 
 
 RECORDS = {"record_answers": True}
