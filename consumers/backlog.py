@@ -155,7 +155,7 @@ class Backlog:
             return ""
         assert lane.head is not None
         part = self._partitions.get(lane.tp)
-        if part is not None and len(part.lanes) >= self._bounds.sequences:
+        if (0 if part is None else len(part.lanes)) >= self._bounds.sequences:
             return (
                 f"{self._bounds.sequences} sequences of partition {lane.tp.partition} wait for a slot already, "
                 "expected fewer"

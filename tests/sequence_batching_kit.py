@@ -265,13 +265,13 @@ class Model:
         """Run whatever is due now, instance by instance, until nothing is."""
         going = True
         while going:
-            going = False
+            answered = len(self.order)
+            self.tick()
             for version in self.versions:
                 for instance in range(self.instances):
                     if self.take(instance, flush=flush, version=version) is not None:
                         self.finish(instance, version=version)
-                        going = True
-            self.tick()
+            going = len(self.order) > answered
 
     # --- what came of it ---
 

@@ -323,7 +323,7 @@ def order(make: type[SequenceBatcher], trace: Trace) -> None:
     run = play(make, trace)
     last: dict[tuple[object, ...], int] = {}
     for one in run.model.order:
-        key = (one.tp, one.sequence_id)
+        key = (one.tp, one.sequence_id, run.epochs[one])
         assert last.get(key, -1) < one.record.offset
         last[key] = one.record.offset
 
