@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,17 +42,24 @@ parameters {{ key: "fail_if" value {{ string_value: "INPUT0={CULPRIT:.0f}" }} }}
 TOPOLOGY = Topology(prefix="h", partitions=3)
 REQUESTS = TOPOLOGY.requests("echo")
 RESULTS = TOPOLOGY.results("echo")
+SETTINGS = WorkerSettings("", max_queued_records=40, max_partition_span=30)
 
 
 class SimulatedPool:
-    """Instances whose work takes seeded virtual time and no thread."""
+    """Instances whose work takes seeded virtual time and no thread.
+
+    Attributes:
+        rng: Where the times come from; a storm sets it.
+        delays_s: The times, seconds, each as likely as another.
+    """
 
     rng: random.Random
+    delays_s: tuple[float, ...] = (0.0005, 0.002, 0.02, 0.3)
 
     def __init__(self, instances: Sequence[Instance], name: str) -> None:
         del name
         self._instances = instances
-        self._free = list(range(len(instances)))
+        self.free = list(range(len(instances)))
 
     def start(self) -> None:
         """Nothing to start."""
@@ -60,15 +67,11 @@ class SimulatedPool:
     @property
     def busy(self) -> int:
         """Number of instances at work."""
-        return len(self._instances) - len(self._free)
+        return len(self._instances) - len(self.free)
 
     def next_staging(self) -> int | None:
         """Nothing ahead."""
         return None
-
-    def next_free(self) -> int | None:
-        """The longest-free instance."""
-        return self._free[0] if self._free else None
 
     def healthy(self) -> bool:
         """Always."""
@@ -76,15 +79,14 @@ class SimulatedPool:
 
     def submit(self, number: int, work: Work, done: Done) -> None:
         """Run at once, answer later."""
-        self._free.remove(number)
+        self.free.remove(number)
         outcome = work(self._instances[number])
 
         def finish() -> None:
-            self._free.append(number)
+            self.free.append(number)
             done(number, outcome)
 
-        delay = self.rng.choice((0.0005, 0.002, 0.02, 0.3))
-        asyncio.get_running_loop().call_later(delay, finish)
+        asyncio.get_running_loop().call_later(self.rng.choice(self.delays_s), finish)
 
     async def close(self, timeout_s: float) -> bool:
         """Nothing to end."""
@@ -92,12 +94,24 @@ class SimulatedPool:
         return True
 
 
-class CheckedLog(MemoryLog):
-    """A memory log that checks at every commit that only what was answered is committed (B14, B22)."""
+def wall_ms() -> int:
+    """Virtual time since the epoch, milliseconds."""
+    return int(asyncio.get_running_loop().time() * 1000)
 
-    def __init__(self) -> None:
+
+class CheckedLog(MemoryLog):
+    """A memory log that checks at every commit that only what was answered is committed (B14, B22).
+
+    Attributes:
+        answers: Source of a request → its answers: where they are, their headers and values. In the order of the
+            first answers.
+        commits: How many there were.
+        faults: How many faults were injected.
+    """
+
+    def __init__(self, *, commit_interval_ms: int = 0) -> None:
         super().__init__(
-            clock_ms=lambda: int(asyncio.get_running_loop().time() * 1000), revoke_grace_s=1.0
+            clock_ms=wall_ms, revoke_grace_s=1.0, commit_interval_ms=commit_interval_ms
         )
         self.answers: dict[str, list[tuple[TP, Headers, bytes]]] = defaultdict(list)
         self.commits = 0
@@ -122,7 +136,7 @@ class CheckedLog(MemoryLog):
             for record in store.read(store.start, store.end, store.end):
                 if record.offset < position.offset or ledger.is_finished(record.offset):
                     key = f"{tp.topic}/{tp.partition}/{record.offset}"
-                    assert self.answers[key], f"{key} is committed and has no answer"
+                    assert key in self.answers, f"{key} is committed and has no answer"
         self.commits += 1
         super().commit(group, positions)
 
@@ -200,10 +214,23 @@ class Traffic:
 class Fleet:
     """Workers of one group; each may crash, be evicted, or leave in peace."""
 
-    def __init__(self, log: CheckedLog, repository: Repository, rng: random.Random) -> None:
+    def __init__(
+        self,
+        log: CheckedLog,
+        repository: Repository,
+        rng: random.Random,
+        *,
+        topology: Topology = TOPOLOGY,
+        settings: WorkerSettings = SETTINGS,
+        pool: type[SimulatedPool] = SimulatedPool,
+    ) -> None:
+        (self.model,) = repository.models
+        self.topology = topology
         self._log = log
         self._repository = repository
         self._rng = rng
+        self._settings = settings
+        self._pool = pool
         self._numbers = itertools.count(1)
         self.running: dict[str, tuple[Worker, asyncio.Event, asyncio.Task[None]]] = {}
         self._crashed: list[asyncio.Task[None]] = []
@@ -212,11 +239,15 @@ class Fleet:
         """Start one more worker."""
         name = f"w{next(self._numbers)}"
         loop = asyncio.get_running_loop()
-        clock = Clock(lambda: int(loop.time() * 1e9), lambda: int(loop.time() * 1000))
-        SimulatedPool.rng = self._rng
-        settings = WorkerSettings(name, max_queued_records=40, max_partition_span=30)
+        clock = Clock(lambda: int(loop.time() * 1e9), wall_ms)
+        self._pool.rng = self._rng
         worker = Worker(
-            self._log, self._repository, TOPOLOGY, settings, clock=clock, pool=SimulatedPool
+            self._log,
+            self._repository,
+            self.topology,
+            replace(self._settings, worker_id=name),
+            clock=clock,
+            pool=self._pool,
         )
         stop = asyncio.Event()
 
@@ -239,18 +270,18 @@ class Fleet:
     async def crash(self) -> None:
         """Kill one worker: nothing of it runs any more, nothing is said."""
         worker, _, task = self.running.pop(self._any())
-        source = worker.models["echo"].source
+        source = worker.models[self.model].source
         if source is not None:
             self._log.crash(source)  # type: ignore[arg-type]  # the memory log's own source
         task.cancel()
         self._crashed.append(task)
 
-    def evict(self) -> None:
-        """Let one worker's session expire."""
+    def evict(self, *, learns_after_s: float = 0.0) -> None:
+        """Let one worker's session expire; until it learns so it goes on as a zombie."""
         worker = self.running[self._any()][0]
-        source = worker.models["echo"].source
+        source = worker.models[self.model].source
         if source is not None:
-            self._log.evict(source)  # type: ignore[arg-type]  # the memory log's own source
+            self._log.evict(source, learns_after_s=learns_after_s)  # type: ignore[arg-type]  # the memory log's own
 
     def check(self) -> None:
         """Raise what ended a worker that should still run."""
@@ -280,11 +311,12 @@ FAULTS = (
 )
 
 
-async def _fault(name: str, log: CheckedLog, fleet: Fleet) -> None:
+async def strike(name: str, log: CheckedLog, fleet: Fleet) -> None:
+    """Inject a fault of `FAULTS`."""
     log.faults += 1
     match name:
         case "rebalance":
-            await log.rebalance(TOPOLOGY.group("echo"), rotate=True)
+            await log.rebalance(fleet.topology.group(fleet.model), rotate=True)
         case "evict":
             fleet.evict()
         case "crash":
@@ -328,10 +360,10 @@ async def storm(
         for moment in sorted([*moments, *troubles]):
             await asyncio.sleep(max(0.0, begun + moment - asyncio.get_running_loop().time()))
             if moment in troubles:
-                await _fault(rng.choice(FAULTS), log, fleet)
+                await strike(rng.choice(FAULTS), log, fleet)
             else:
                 _send(log, traffic, sent, rng)
-        await _answered(log, fleet, sent)
+        await all_answered(log, fleet, sent.keys())
         await fleet.stop()
         models.close()
     check(log, sent)
@@ -349,24 +381,26 @@ def _send(log: CheckedLog, traffic: Traffic, sent: dict[str, Sent], rng: random.
         log.append([cancel_record(TOPOLOGY.cancels, 0, Cancel("echo", correlation))])
 
 
-async def _answered(log: CheckedLog, fleet: Fleet, sent: Mapping[str, Sent]) -> None:
+async def all_answered(
+    log: CheckedLog, fleet: Fleet, sent: Set[str], *, within_s: float = 120.0
+) -> None:
     """Wait until every record has an answer and everything is committed."""
-    group = TOPOLOGY.group("echo")
+    requests = fleet.topology.requests(fleet.model)
+    group = fleet.topology.group(fleet.model)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + 120
+    deadline = loop.time() + within_s
     while loop.time() < deadline:
         fleet.check()
         committed = log.committed(group)
-        ends = {
-            TP(REQUESTS, p): log.existing(TP(REQUESTS, p)).end for p in range(TOPOLOGY.partitions)
-        }
-        if all(log.answers[source] for source in sent) and all(
+        tps = [TP(requests, number) for number in range(fleet.topology.partitions)]
+        ends = {tp: log.existing(tp).end for tp in tps}
+        if sent <= log.answers.keys() and all(
             end == 0 or (tp in committed and committed[tp].offset == end)
             for tp, end in ends.items()
         ):
             return
         await asyncio.sleep(0.1)
-    missing = [source for source in sent if not log.answers[source]]
+    missing = [source for source in sent if source not in log.answers]
     raise AssertionError(f"unanswered: {missing}; committed {log.committed(group)}")
 
 

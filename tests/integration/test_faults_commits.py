@@ -73,7 +73,7 @@ class HandPool:
         del name
         self._instance = instances[0]
         self.waiting: dict[int, tuple] = {}
-        self._numbers = iter(range(10 * RECORDS))
+        self._used: set[int] = set()
 
     def start(self) -> None:
         """Nothing to start."""
@@ -87,9 +87,10 @@ class HandPool:
         """Nothing ahead."""
         return None
 
-    def next_free(self) -> int | None:
+    @property
+    def free(self) -> list[int]:
         """There is always one."""
-        return next(self._numbers, None)
+        return [number for number in range(10 * RECORDS) if number not in self._used]
 
     def healthy(self) -> bool:
         """Always."""
@@ -97,6 +98,7 @@ class HandPool:
 
     def submit(self, number: int, work, done) -> None:
         """Keep it."""
+        self._used.add(number)
         self.waiting[number] = (work, done)
 
     def finish(self, number: int) -> int:
@@ -372,15 +374,17 @@ class TrapPool(HandPool):
 
     log: TrapLog
 
-    def next_free(self) -> int | None:
+    @property
+    def free(self) -> list[int]:
         """Nobody is free while the trap is for what is queued."""
         if self.log.step == "decode" and not self.log.sprung.is_set():
             asyncio.get_running_loop().call_soon(self.log._dies, "decode")
-            return None
-        return super().next_free()
+            return []
+        return super().free
 
     def submit(self, number: int, work, done) -> None:
         """Execute later in this loop, unless the process dies in it."""
+        self._used.add(number)
         self.waiting[number] = (work, done)
         if not self.log._dies("execute"):
             asyncio.get_running_loop().call_soon(self.finish, number)
