@@ -94,6 +94,7 @@ class Assignment:
         self._source: Source | None = None
         self._delivery: Delivery | None = None
         self._settler: Settler | None = None
+        self._leaving = asyncio.Lock()
 
     def attach(self, source: Source, delivery: Delivery, settler: Settler) -> None:
         """Bring the parts that need this object to be made."""
@@ -207,6 +208,8 @@ class Assignment:
         """Take partitions over together: one reader for all their state, one commit that confirms them."""
         assert self._source is not None
         pause_s = FIRST_RETRY_S
+        async with self._leaving:
+            pass  # a partition that left and came back: what goes with its earlier time must not take from this one
         left = [part for part in parts if self._is_ours(part)]
         kept = {part.tp for part in left if self._stateful and self._stateful.resume(part)}
         while left:
@@ -233,6 +236,9 @@ class Assignment:
                     pause_s
                 )  # the group knows of a change that we have not heard of yet
             left = [part for part in left if self._is_ours(part) and not part.active]
+            # Of a source that has left the group nobody will tell us that it has lost them.
+            assigned = self._source.assignment()
+            left = [part for part in left if assigned.get(part.tp) == part.source_epoch]
 
     async def _positions(
         self, source: Source, parts: Sequence[Partition]
@@ -307,6 +313,7 @@ class Assignment:
         if self._delivery is None:
             return
         try:
-            await self._delivery.release(part.tp, abort=part.in_flight > 0)
+            async with self._leaving:
+                await self._delivery.release(part.tp, abort=part.in_flight > 0)
         except LogError as exc:
             logger.warning("%s/%d is handed over uncommitted: %s", *part.tp, exc.detail)
