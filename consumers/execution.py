@@ -15,7 +15,13 @@ from typing import NamedTuple
 
 from headrace.backends.backend import Instance
 from headrace.schemas.batch import Batch, Responses
-from headrace.schemas.errors import BackendError, InferError, OutOfMemory, WrongOutput
+from headrace.schemas.errors import (
+    BackendError,
+    InferError,
+    OutOfMemory,
+    TooLarge,
+    WrongOutput,
+)
 from headrace.schemas.split import StateOut, check_declared, check_scattered, split_states
 from headrace.schemas.tensor import Array
 
@@ -53,6 +59,7 @@ def execute(
     repeatable: bool,
     decoupled: bool,
     now_ns: Callable[[], int] = time.monotonic_ns,
+    max_state_bytes: int = 0,
 ) -> Execution:
     """Run a batch; never raises for what the model does.
 
@@ -64,6 +71,7 @@ def execute(
         repeatable: The model may see the same request again (`Model.repeatable`).
         decoupled: The model may give 0..n responses; else exactly one for each entry.
         now_ns: Monotonic time.
+        max_state_bytes: Largest state of a sequence whose dims vary: it must fit into a record. 0 is any size.
     """
     started = now_ns()
     with suppress(
@@ -78,7 +86,8 @@ def execute(
         piece = waiting.pop()
         executions += 1
         try:
-            parts.append(Part(piece, _run(instance, piece, decoupled=decoupled), None))
+            responses = _run(instance, piece, decoupled=decoupled, max_state_bytes=max_state_bytes)
+            parts.append(Part(piece, responses, None))
         except InferError as exc:
             if not repeatable or sum(entry is not None for entry in piece.entries) == 1:
                 parts.append(Part(piece, (), exc))
@@ -88,14 +97,16 @@ def execute(
     return Execution(parts, executions, started, gathered, now_ns())
 
 
-def _run(instance: Instance, batch: Batch, *, decoupled: bool) -> list[Responses]:
+def _run(
+    instance: Instance, batch: Batch, *, decoupled: bool, max_state_bytes: int
+) -> list[Responses]:
     emitted: list[Responses] = []
     try:
         instance.execute(batch, emitted.append)
         if not decoupled:
             # Inside, for what a plug-in emits need not even be arrays.
             _check(instance, batch, emitted)
-        _keep_states(batch, emitted)
+        _keep_states(batch, emitted, max_state_bytes)
     except InferError:
         raise
     except MemoryError as exc:
@@ -144,7 +155,7 @@ def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> No
         )
 
 
-def _keep_states(batch: Batch, emitted: Sequence[Responses]) -> None:
+def _keep_states(batch: Batch, emitted: Sequence[Responses], max_bytes: int) -> None:
     """Give each step that succeeded the states that its sequence has then (SEMANTICS SB-07, SQ-17).
 
     Nothing is given before everything was checked: whoever fails keeps the state from before the step.
@@ -163,9 +174,22 @@ def _keep_states(batch: Batch, emitted: Sequence[Responses]) -> None:
                 made[row] = state
         for row in responses.errors:
             made[row] = None
+    if max_bytes and any(not state.output.fixed for state in batch.signature.states):
+        _check_sizes(batch, made, max_bytes)
     for entry, out in zip(batch.entries, made, strict=True):
         if entry is not None:
             entry.state_out = out
+
+
+def _check_sizes(batch: Batch, made: Sequence[StateOut | None], max_bytes: int) -> None:
+    """Refuse states that have grown beyond what a snapshot can hold; the culprit is found as any other is."""
+    for out in made:
+        size = 0 if out is None else sum(map(len, out[0]))
+        if size > max_bytes:
+            raise TooLarge(
+                f"the state that model '{batch.signature.model_name}' gave for a sequence has {size} bytes, expected "
+                f"at most {max_bytes}, which fit into a record (max.request.size)"
+            )
 
 
 def _check_ragged(

@@ -132,7 +132,8 @@ class ModelSequences:
             self._codec,
             every=self.options.every,
             record_answers=self.options.record_answers,
-            ended_ttl_ms=int(settings.ended_ttl_s * 1000),
+            # Never below the idle time: a zombie's late snapshot must be too old to go on once the marker is gone.
+            ended_ttl_ms=int(max(settings.ended_ttl_s, self._idle_s) * 1000),
             max_markers=settings.max_ended_sequences,
             wall_ms=self._clock.wall_ms,
             on_forgotten=self.sequences.forget,

@@ -82,6 +82,7 @@ class Scheduler:
         repeatable: bool = True,
         decoupled: bool = False,
         stage_rows: int = 0,
+        max_state_bytes: int = 0,
         clock: Clock,
     ) -> None:
         """Tie the parts together; nothing runs before entries are offered.
@@ -96,6 +97,7 @@ class Scheduler:
             decoupled: The model gives 0..n responses.
             stage_rows: Rows of a full batch, for a dynamic batcher without priorities: behind a deep queue its
                 instances get their next batch before they have ended the one they are at. 0 never does that.
+            max_state_bytes: Largest state of a sequence, where its size varies; 0 is any.
             clock: Time.
         """
         self.version = version
@@ -104,7 +106,13 @@ class Scheduler:
         self.executing = 0
         self._instances = instances
         self._outcomes = outcomes
-        self._run = partial(run, repeatable=repeatable, decoupled=decoupled, now_ns=clock.now_ns)
+        self._run = partial(
+            run,
+            repeatable=repeatable,
+            decoupled=decoupled,
+            now_ns=clock.now_ns,
+            max_state_bytes=max_state_bytes,
+        )
         self._now_ns = clock.now_ns
         self._stage_above = STAGE_BATCHES * stage_rows
         self._last_run_ns = STAGE_BELOW_NS

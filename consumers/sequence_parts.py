@@ -17,6 +17,7 @@ from headrace.consumers.sequences import Sequences
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.repository.models import LoadedModel, LoadedVersion
 from headrace.schemas.config_parameters import read_record_answers, read_snapshot_every
+from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import ModelConfig, SequenceBatching, SequenceStrategy
 from headrace.schemas.record import TP
 from headrace.schemas.sequence import Flag, SequenceState
@@ -34,6 +35,15 @@ def state_options(config: ModelConfig, settings: WorkerSettings) -> StateOptions
         every=settings.snapshot_every if every is None else every,
         record_answers=read_record_answers(config.parameters, ""),
     )
+
+
+SNAPSHOT_ROOM_BYTES = 16 * 1024
+"""Of a record, for a snapshot's key, head and shapes."""
+
+
+def max_state_bytes(max_record_bytes: int) -> int:
+    """Return how many bytes of state fit into a record."""
+    return max(0, max_record_bytes - SNAPSHOT_ROOM_BYTES)
 
 
 class SequenceParts:
@@ -66,6 +76,9 @@ class SequenceParts:
             settings: Bounds.
             clock: Time.
             metrics: Where to count.
+
+        Raises:
+            ConfigError: A state does not fit into a record.
         """
         batching = model.config.sequence_batching
         assert batching is not None
@@ -99,9 +112,23 @@ class SequenceParts:
             took_over=lambda seconds: metrics.took_over(name, seconds),
             batchers=self._batchers,
         )
+        self._check_size(model, log.max_record_bytes)
         self._name = name
         self._topic = topology.requests(name)
         self._split_seen: set[bytes] = set()
+
+    def _check_size(self, model: LoadedModel, max_record_bytes: int) -> None:
+        """Refuse at start what no snapshot could ever hold."""
+        limit = max_state_bytes(max_record_bytes)
+        for version in model.versions.values():
+            size = sum(map(len, version.initial_state[0]))
+            if size > limit:
+                raise ConfigError(
+                    f"a sequence's states have {size} bytes, expected at most {limit}, which fit into a record "
+                    "(max.request.size)",
+                    file=str(model.directory),
+                    field="sequence_batching.state",
+                )
 
     def batcher(self, loaded: LoadedVersion) -> SequenceBatcher:
         """Make the scheduler of one version."""

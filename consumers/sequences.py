@@ -25,10 +25,17 @@ from headrace.schemas.batch import Entry
 from headrace.schemas.errors import InferError, InvalidRequest, QueueFull, Reason
 from headrace.schemas.model_config import ControlKind
 from headrace.schemas.record import TP
-from headrace.schemas.sequence import Flag, SequenceState, sequence_id_of, sequence_key
+from headrace.schemas.sequence import (
+    MAX_ID_BYTES,
+    Flag,
+    SequenceState,
+    sequence_id_of,
+    sequence_key,
+)
 from headrace.schemas.signature import Signature
 from headrace.streams.status import SequenceCounts
 
+MAX_KEY_BYTES = MAX_ID_BYTES + 2
 START_FIRST = "must specify the START flag on the first request of the sequence"
 """What Triton says to a request of an unknown sequence (SQ-03)."""
 
@@ -235,7 +242,10 @@ class Sequences:
                 continue
             error = entry.error
             if error is None and (
-                entry.rows != 1 or self._must_check or entry.record.key != key[2:]
+                entry.rows != 1
+                or self._must_check
+                or entry.record.key != key[2:]
+                or len(key) > MAX_KEY_BYTES
             ):
                 error = self._bad(entry, key)
             if error is None:

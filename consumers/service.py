@@ -21,7 +21,7 @@ from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMet
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
 from headrace.consumers.scheduler import Instances, Scheduler
-from headrace.consumers.sequence_parts import SequenceParts
+from headrace.consumers.sequence_parts import SequenceParts, max_state_bytes
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import LoadedModel, LoadedVersion
@@ -282,6 +282,7 @@ class Worker:
             repeatable=loaded.model.repeatable,
             decoupled=loaded.config.decoupled,
             stage_rows=_stage_rows(loaded),
+            max_state_bytes=max_state_bytes(self._log.max_record_bytes),
             clock=self._clock,
         )
         observer = ModelObserver(name, loaded.version, self._metrics)

@@ -12,6 +12,9 @@ from typing import NamedTuple
 from headrace.schemas.infer import SequenceId
 from headrace.schemas.tensor import Shape
 
+MAX_ID_BYTES = 128
+"""Bytes of a sequence id that is text, Triton's own bound: it stands in keys, in every snapshot, and in answers."""
+
 
 class Flag(IntEnum):
     """Whether a sequence goes on. All but `LIVE` are markers: no state, kept until their tombstone (DELIVERY P-2)."""

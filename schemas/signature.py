@@ -21,6 +21,7 @@ from headrace.schemas.model_config import (
     StateConfig,
     TensorConfig,
 )
+from headrace.schemas.sequence import MAX_ID_BYTES
 from headrace.schemas.tensor import Buffer, Datatype, Shape, Tensor, check_data
 
 
@@ -224,8 +225,8 @@ class Signature:
             rows: Of the request, as `admit` returned them.
 
         Raises:
-            InvalidRequest: It has no id (SEMANTICS SQ-01), several rows (SQ-02), or an id that the model's CORRID
-                control cannot hold (SQ-14).
+            InvalidRequest: It has no id (SEMANTICS SQ-01), several rows (SQ-02), an id that is too long, or one that
+                the model's CORRID control cannot hold (SQ-14).
         """
         if not self.is_sequence:
             return
@@ -235,6 +236,11 @@ class Signature:
         if rows != 1:
             raise InvalidRequest(
                 f"{request} batch-size 1 due to requirements of sequence batcher, got {rows}"
+            )
+        if isinstance(sequence_id, str) and len(sequence_id.encode()) > MAX_ID_BYTES:
+            raise InvalidRequest(
+                f"the sequence id '{sequence_id[: MAX_ID_BYTES // 4]}…' has {len(sequence_id.encode())} bytes, "
+                f"expected at most {MAX_ID_BYTES}"
             )
         if self._corrid is None:
             return

@@ -9,7 +9,7 @@ import pytest
 from headrace.backends.backend import Instance
 from headrace.consumers.execution import Execution, execute
 from headrace.schemas.batch import Batch, Entry, Responses
-from headrace.schemas.errors import BackendError, WrongOutput
+from headrace.schemas.errors import BackendError, TooLarge, WrongOutput
 from headrace.schemas.sequence import Flag, SequenceState
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,3 +262,22 @@ def test_a_model_without_sequences_gives_no_states() -> None:
     (part,) = run(Echo(echoing), batch).parts
     assert part.error is None
     assert batch.first.state_out is None
+
+
+def test_a_state_that_outgrows_a_record_fails_alone() -> None:
+    """Its dims vary; no snapshot could hold it. Its neighbours in the batch keep their new states."""
+    varying = make_signature(PLAIN.replace("STATE", STATE.replace("dims: [1]", "dims: [-1]")))
+    entries = [make_entry(offset=number) for number in range(3)]
+    states = [SequenceState(-1, Flag.LIVE, 0, 1, 1, (bytes(8),), ((1,),))] * 3
+
+    def grown(batch: Batch) -> Responses:
+        width = 5 if any(entry and entry.record.offset == 1 for entry in batch.entries) else 4
+        column = np.zeros((batch.rows, width), np.int64)
+        return Responses({"OUTPUT0": batch.inputs()["INPUT0"]}, states={"out": column})
+
+    batch = Batch(varying, entries, states)
+    execution = execute(Adding(grown), batch, repeatable=True, decoupled=False, max_state_bytes=32)
+    (error,) = [part.error for part in execution.parts if part.error is not None]
+    assert isinstance(error, TooLarge)
+    assert "has 40 bytes, expected at most 32" in error.detail
+    assert [one.state_out is None for one in entries] == [False, True, False]

@@ -152,6 +152,15 @@ def test_SQ01_SQ02_no_id_and_larger_batches_are_refused() -> None:
     assert len(table.sequences) == 0
 
 
+def test_ids_are_bounded_in_length() -> None:
+    """They stand in keys, snapshots and answers: 128 bytes of text, as in Triton."""
+    assert Table().route(step(0, "ü" * 64, start=True)) == ["v1"]
+    table = Table()
+    text = text_of(table, step(0, "ü" * 64 + "x", start=True))
+    assert "has 129 bytes, expected at most 128" in text
+    assert len(text) < 200
+
+
 def test_KX12_ids_of_both_types_are_two_sequences() -> None:
     """7 and "7" never collide, though their records have the same key."""
     table = Table()
