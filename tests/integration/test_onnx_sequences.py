@@ -174,7 +174,7 @@ def test_SB08_a_model_starts_from_the_state_that_it_is_given(tmp_path) -> None:
         assert outputs_of(steps.run(step(1, 7, start=True))) == [[expected]]
 
 
-def test_SB09_a_state_that_is_declared_as_an_output_is_computed_once_and_returned(
+def test_SB09_a_state_that_is_declared_as_an_output_too_is_returned(
     tmp_path,
 ) -> None:
     """Only where a request wants it; the state is kept in any case."""
