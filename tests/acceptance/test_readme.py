@@ -20,7 +20,9 @@ in_module_loop = pytest.mark.asyncio(loop_scope="module")  # the service is star
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SEQUENCES = README[README.index("\n## Sequences") : README.index("\n## Commands")]
+BLOCKS = BLOCK.findall(README.replace(SEQUENCES, ""))
 COMMANDS = [
     line.removeprefix("$ ").partition("    #")[0].strip()
     for language, text in BLOCKS
@@ -65,6 +67,11 @@ def run(command, service):
     return done.stdout
 
 
+def shell(script, folder):
+    """Run lines of a page in a folder."""
+    subprocess.run(["bash", "-ec", script], cwd=folder, check=True, timeout=60)
+
+
 def test_the_readme_says_what_the_tests_run():
     assert "make demo" in COMMANDS
     assert "make test" in COMMANDS
@@ -74,7 +81,7 @@ def test_the_readme_says_what_the_tests_run():
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
-def test_the_two_commands_exist(command):
+def test_the_make_commands_exist(command):
     planned = subprocess.run(
         [*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -86,6 +93,22 @@ def test_the_two_commands_exist(command):
 async def test_each_command_answers(command, service):
     printed = run(command, service)
     assert "my_model" in printed
+
+
+@pytest.mark.asyncio
+async def test_the_section_on_sequences_answers_as_printed(tmp_path):
+    """Its model is made, served, asked twice and listed by the very lines of the page."""
+    speech, (_, text) = BLOCK.findall(SEQUENCES)
+    assert speech[1].startswith("$ make demo-speech ")
+    making, asking = text.split("$ headrace serve sums\n")
+    shell(making.replace("$ ", ""), tmp_path)
+    commands = [line.removeprefix("$ ") for line in asking.splitlines()]
+    assert [command.split()[0] for command in commands] == ["curl", "curl", "headrace"]
+    async with serving(tmp_path / "sums", tmp_path / "serve.log") as service:
+        answers = [json.loads(run(command, service)) for command in commands[:2]]
+        assert [answer["outputs"][0]["data"] for answer in answers] == [[5], [11]]
+        listed = run(commands[2], service)
+        assert re.search(r"\b7\b.*slot 0", listed), listed
 
 
 @in_module_loop
