@@ -10,19 +10,20 @@ import contextlib
 import itertools
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.brokers import Broker, free_port
 from benchmarks.formats import FORMATS
 from benchmarks.observer import Seen, load
 from benchmarks.processes import BenchmarkFailed, Process, started, wait_for
 from benchmarks.traffic import preload
-from benchmarks.workload import MODEL, is_right
+from benchmarks.workload import MODEL, Floats, is_right
 
 _run_number = itertools.count()
 
@@ -78,15 +79,17 @@ class Worker:
     Attributes:
         repository: Model repository.
         options: Further options of the command.
+        model: The model in it that is asked.
     """
 
     repository: Path
     options: tuple[str, ...] = ()
     name: str = "worker"
     format: str = "avro"
+    model: str = MODEL
 
     def topics(self, tag: str) -> tuple[str, str]:
-        return f"{tag}.{MODEL}.requests", f"{tag}.{MODEL}.results"
+        return f"{tag}.{self.model}.requests", f"{tag}.{self.model}.results"
 
     def argv(self, tag: str, broker: Broker) -> Sequence[str]:
         return [
@@ -128,7 +131,8 @@ def backlog(
     tag = fresh_tag()
     source, target = contender.topics(tag)
     broker.create_topics([source, target], partitions)
-    preload(broker.bootstrap, source, partitions, count, FORMATS[contender.format]())
+    requests = FORMATS[contender.format]()
+    preload(broker.bootstrap, source, partitions, count, requests)
     with (
         observed(broker, target, partitions, count, contender.format, folder / tag) as eyes,
         started(contender.argv(tag, broker), folder / f"{tag}-{contender.name}.log") as process,
@@ -146,7 +150,7 @@ def backlog(
         )
         cpu_s, broker_cpu_s = process.cpu_s() - cpu_s, _cpu_s(broker) - broker_cpu_s
         seen = eyes.seen()
-    check(contender.name, seen, range(count))
+    check(contender.name, seen, range(count), requests.is_right)
     counted = count - int((seen.arrivals_s == seen.arrivals_s[0]).sum())
     return Run(
         rate=counted / (seen.arrivals_s[-1] - seen.arrivals_s[0]),
@@ -226,12 +230,17 @@ def observed(
         yield eyes
 
 
-def check(name: str, seen: Seen, numbers: range) -> None:
+def check(
+    name: str,
+    seen: Seen,
+    numbers: range,
+    right: Callable[[npt.NDArray[np.int64], Floats], npt.NDArray[np.bool_]] = is_right,
+) -> None:
     """Raise `BenchmarkFailed` unless each request was answered once, and rightly."""
     distinct = np.unique(seen.numbers)
     missing = np.setdiff1d(np.arange(numbers.start, numbers.stop), distinct)
     repeated = len(seen.numbers) - len(distinct)
-    wrong = int((~is_right(seen.numbers, seen.answers)).sum())
+    wrong = int((~right(seen.numbers, seen.answers)).sum())
     if len(missing) or repeated or wrong:
         raise BenchmarkFailed(
             f"{name}: of {len(numbers)} requests {len(missing)} are unanswered (such as "

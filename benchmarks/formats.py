@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import fastavro
 import numpy as np
+import numpy.typing as npt
 
+from benchmarks import recurrent, workload
 from benchmarks.processes import ROOT
 from benchmarks.workload import INPUT, OUTPUT, POOL, SIZES, Floats, pool
 
 AVRO = b"application/vnd.headrace.v2+avro"
+LIVE = (64, 1000, 10_000)
+"""Numbers of sequences that the requests of a benchmark may belong to."""
 Headers = Sequence[tuple[str, bytes]]
+Numbers = npt.NDArray[np.int64]
 
 
 class Request(NamedTuple):
@@ -42,6 +48,12 @@ class Format(Protocol):
     def answer(self, key: bytes, value: bytes, headers: Headers) -> tuple[int, Floats]:
         """Return number and values [10] of an answer; raises `WrongAnswer`."""
 
+    def mark(self, key: bytes, headers: Headers) -> bytes:
+        """Return what tells an answer from all others, without decoding it."""
+
+    def is_right(self, numbers: Numbers, answers: Floats) -> npt.NDArray[np.bool_]:
+        """Tell for each answer [n, 10] whether it is the one to the request of that number [n]."""
+
 
 class Raw:
     """Bare little-endian floats; the key is the number."""
@@ -57,6 +69,12 @@ class Raw:
         if headers:
             raise WrongAnswer(f"the loop's answer has headers {headers}, expected none")
         return int(key), np.frombuffer(value, np.float32)
+
+    def mark(self, key: bytes, headers: Headers) -> bytes:  # noqa: ARG002  # all formats are asked alike
+        return key
+
+    def is_right(self, numbers: Numbers, answers: Floats) -> npt.NDArray[np.bool_]:
+        return workload.is_right(numbers, answers)
 
 
 class Avro:
@@ -74,20 +92,62 @@ class Avro:
 
     def answer(self, key: bytes, value: bytes, headers: Headers) -> tuple[int, Floats]:
         named = dict(headers)
-        if named.get("status") != b"OK" or key != named.get("id"):
+        text = named.get("id", b"")
+        if named.get("status") != b"OK" or key != self._key(text):
             raise WrongAnswer(f"the answer with key {key!r} has headers {headers}")
-        if named.get("x-trace") != b"trace-" + key:
+        if named.get("x-trace") != b"trace-" + text:
             raise WrongAnswer(f"the answer with key {key!r} has x-trace {named.get('x-trace')!r}")
         found: Any = fastavro.schemaless_reader(io.BytesIO(value), self._answer, None)
         output = found["outputs"][0]
         if output["name"] != OUTPUT or output["shape"] != [1, SIZES[-1]]:
             raise WrongAnswer(f"the answer with key {key!r} holds {output}")
-        return int(named["id"]), np.frombuffer(output["data"], np.float32)
+        return int(text), np.frombuffer(output["data"], np.float32)
+
+    def mark(self, key: bytes, headers: Headers) -> bytes:  # noqa: ARG002  # all formats are asked alike
+        return key
+
+    def is_right(self, numbers: Numbers, answers: Floats) -> npt.NDArray[np.bool_]:
+        return workload.is_right(numbers, answers)
+
+    def _key(self, text: bytes) -> bytes:
+        """Return the key that the request with this id had."""
+        return text
+
+
+class Steps(Avro):
+    """The record contract of sequences: the key is the sequence's id, and START is on its first request."""
+
+    def __init__(self, live: int) -> None:
+        """Write the pool's values once; requests are steps of ``live`` sequences in turn."""
+        super().__init__()
+        self._live = live
+
+    def request(self, number: int) -> Request:
+        text, value, headers = super().request(number)
+        key = self._key(text)
+        headers.append(("sequence-id", key))
+        if number < self._live:
+            headers.append(("sequence-start", b"true"))
+        return Request(key, value, headers)
+
+    def mark(self, key: bytes, headers: Headers) -> bytes:  # noqa: ARG002  # as above
+        return dict(headers).get("id", b"")
+
+    def is_right(self, numbers: Numbers, answers: Floats) -> npt.NDArray[np.bool_]:
+        return recurrent.is_right(self._live, numbers, answers)
+
+    def _key(self, text: bytes) -> bytes:
+        return b"%d" % (1 + int(text or 0) % self._live)  # 0 is no sequence's id
 
 
 def schema(name: str) -> Any:
     """Return a published schema, parsed."""
     return fastavro.parse_schema(json.loads((ROOT / "schemas" / f"{name}.avsc").read_text()))
+
+
+def steps(live: int) -> str:
+    """Return the word of `Steps` of so many sequences."""
+    return f"steps-{live}"
 
 
 _REQUEST = schema("infer_request")
@@ -101,4 +161,8 @@ def avro_request(row: Floats, **fields: object) -> bytes:
     return out.getvalue()
 
 
-FORMATS: dict[str, type[Format]] = {"raw": Raw, "avro": Avro}
+FORMATS: Mapping[str, Callable[[], Format]] = {
+    "raw": Raw,
+    "avro": Avro,
+    **{steps(live): partial(Steps, live) for live in LIVE},
+}

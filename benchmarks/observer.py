@@ -40,7 +40,9 @@ def load(folder: Path) -> Seen:
         return Seen(stored["numbers"], stored["arrivals_s"], stored["answers"])
 
 
-async def observe(args: argparse.Namespace) -> list[tuple[float, list[ConsumerRecord]]]:
+async def observe(
+    args: argparse.Namespace, answers: Format
+) -> list[tuple[float, list[ConsumerRecord]]]:
     """Return the polls that held answers, with their times."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=args.bootstrap,
@@ -51,12 +53,13 @@ async def observe(args: argparse.Namespace) -> list[tuple[float, list[ConsumerRe
     )
     await consumer.start()
     polls: list[tuple[float, list[ConsumerRecord]]] = []
+    mark = answers.mark
     try:
         tps = [TopicPartition(args.topic, p) for p in range(args.partitions)]
         consumer.assign(tps)
         await consumer.seek_to_beginning(*tps)
         (args.folder / "ready").touch()
-        keys: set[bytes] = set()
+        marks: set[bytes] = set()
         last = time.monotonic()
         while True:
             polled = await consumer.getmany(timeout_ms=20, max_records=10_000)
@@ -66,12 +69,12 @@ async def observe(args: argparse.Namespace) -> list[tuple[float, list[ConsumerRe
                 if not polls:
                     (args.folder / "first").touch()
                 polls.append((now, records))
-                before = len(keys)
-                keys.update([record.key for record in records])
+                before = len(marks)
+                marks.update([mark(record.key, record.headers) for record in records])
                 last = now
-                if before < args.count <= len(keys):
+                if before < args.count <= len(marks):
                     (args.folder / "all").touch()
-            elif len(keys) >= args.count:
+            elif len(marks) >= args.count:
                 if now - last >= args.linger_s:
                     break
             elif polls and now - last >= args.stall_s:
@@ -110,8 +113,9 @@ def main() -> None:
     parser.add_argument("--linger-s", type=float, default=0.3)
     parser.add_argument("--stall-s", type=float, default=15.0)
     args = parser.parse_args()
-    polls = uvloop.run(observe(args))
-    write(args.folder, polls, FORMATS[args.format]())
+    answers = FORMATS[args.format]()
+    polls = uvloop.run(observe(args, answers))
+    write(args.folder, polls, answers)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,11 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)  # noqa: TID251  # not a test: the observed processes run in real time
 
 
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    return _status_bytes(os.getpid(), "VmRSS")
+
+
 def _tree(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():

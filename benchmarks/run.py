@@ -20,6 +20,10 @@ from benchmarks import (
     burst,
     gateway,
     latency,
+    sequence_memory,
+    sequence_scale,
+    sequences_vs_stateless,
+    takeover,
     worker_steps,
     worker_vs_loop,
     worker_vs_peers,
@@ -29,7 +33,18 @@ from benchmarks.processes import BenchmarkFailed, Skipped
 
 BENCHMARKS = {
     module.NAME: module
-    for module in (worker_steps, worker_vs_loop, worker_vs_peers, burst, latency, gateway)
+    for module in (
+        worker_steps,
+        worker_vs_loop,
+        worker_vs_peers,
+        burst,
+        latency,
+        gateway,
+        sequences_vs_stateless,
+        takeover,
+        sequence_memory,
+        sequence_scale,
+    )
 }
 
 

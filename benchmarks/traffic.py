@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from aiokafka import AIOKafkaProducer
+from headrace.streams.kafka_names import DEFAULT_BATCH_BYTES
 
-from benchmarks.formats import Format
+from benchmarks.formats import Format, Request
 
 # Records per produced batch: what a producer with a linger of some ms at these rates would send.
 _BATCH_BYTES = 65536
+# What the worker sends its own records in.
+_WORKER_BATCH_BYTES = DEFAULT_BATCH_BYTES
 
 
 def preload(bootstrap: str, topic: str, partitions: int, count: int, requests: Format) -> None:
@@ -31,7 +34,7 @@ async def _preload(
     try:
         await asyncio.gather(
             *(
-                _preload_partition(producer, topic, p, range(p, count, partitions), requests)
+                _send(producer, topic, p, map(requests.request, range(p, count, partitions)))
                 for p in range(partitions)
             )
         )
@@ -39,13 +42,28 @@ async def _preload(
         await producer.stop()
 
 
-async def _preload_partition(
-    producer: AIOKafkaProducer, topic: str, partition: int, numbers: range, requests: Format
+def produce(bootstrap: str, topic: str, records: Iterable[Request]) -> None:
+    """Produce records to partition 0 in order, and await all; they are made as they are sent."""
+    asyncio.run(_produce(bootstrap, topic, records))
+
+
+async def _produce(bootstrap: str, topic: str, records: Iterable[Request]) -> None:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, acks="all", max_batch_size=_WORKER_BATCH_BYTES
+    )
+    await producer.start()
+    try:
+        await _send(producer, topic, 0, records)
+    finally:
+        await producer.stop()
+
+
+async def _send(
+    producer: AIOKafkaProducer, topic: str, partition: int, records: Iterable[Request]
 ) -> None:
     batch = producer.create_batch()
     sent = None
-    for number in numbers:
-        key, value, headers = requests.request(number)
+    for key, value, headers in records:
         while batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
             if sent is not None:
                 await sent

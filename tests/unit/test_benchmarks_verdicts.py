@@ -84,6 +84,56 @@ def test_benchmark_requests_are_requests_of_the_contract():
     assert bytes(request.inputs[0].data) == pool()[3].tobytes()
 
 
+def test_requests_of_sequences_take_turns_and_only_the_first_starts():
+    """SQ-03: one START each; the key is the sequence's id, and 0 is no id."""
+    from headrace.schemas.batch import Entry
+    from headrace.schemas.headers import read_headers
+
+    from benchmarks.formats import Steps
+
+    found = []
+    for number in range(6):
+        key, _, headers = Steps(3).request(number)
+        entry = Entry()
+        assert read_headers(entry, headers) is None
+        assert key == str(entry.sequence_id).encode()
+        found.append((entry.id, entry.sequence_id, entry.sequence_start))
+    assert found == [
+        ("0", 1, True),
+        ("1", 2, True),
+        ("2", 3, True),
+        ("3", 1, False),
+        ("4", 2, False),
+        ("5", 3, False),
+    ]
+
+
+@pytest.mark.parametrize("steps", [[0, 2, 3], [0, 1, 1, 2, 3]], ids=["lost", "twice"])
+def test_an_answer_after_a_lost_or_doubled_step_is_wrong(steps):
+    """The answers that numpy gives a sequence whose state is one step behind or ahead are no right ones."""
+    from benchmarks.recurrent import STATE, is_right, step
+    from benchmarks.workload import pool
+
+    live, numbers, answers = 2, [], []
+    state = np.zeros((1, STATE), np.float32)
+    for turn in steps:
+        numbers.append(turn * live)
+        answer, state = step(pool()[[numbers[-1]]], state)
+        answers.append(answer[0])
+    right = is_right(live, np.array(numbers), np.array(answers))
+    assert right[0]
+    assert not right[-1]
+    assert is_right(live, np.array(numbers[:1]), np.array(answers[:1])).all()
+
+
+def test_an_answer_under_another_sequences_key_is_no_answer():
+    from benchmarks.formats import Steps, WrongAnswer
+
+    headers = [("id", b"5"), ("status", b"OK"), ("x-trace", b"trace-5")]
+    with pytest.raises(WrongAnswer, match="headers"):
+        Steps(3).answer(b"2", b"", headers)
+
+
 @pytest.mark.parametrize(
     ("ratio", "at_most", "met"),
     [(0.79, False, False), (0.8, False, True), (0.8, True, True), (0.81, True, False)],
