@@ -86,6 +86,7 @@ class Model:
     now_ns: int = field(default=MS, init=False)
     ran: list[Ran] = field(default_factory=list, init=False)
     answers: dict[Entry, int | InferError] = field(default_factory=dict, init=False)
+    ran_on: dict[Entry, int] = field(default_factory=dict, init=False)
     order: list[Entry] = field(default_factory=list, init=False)
     queued: list[LiveSequence] = field(default_factory=list, init=False)
     idled: list[LiveSequence] = field(default_factory=list, init=False)
@@ -224,6 +225,7 @@ class Model:
         sums = self._execute(version, instance, batch)
         self.batchers[version].done(batch, self.now_ns)
         for one, total in sums:
+            self.ran_on[one] = version
             self._answer(one, total)
 
     def _execute(self, version: int, instance: int, batch: Batch) -> list[tuple[Entry, int]]:

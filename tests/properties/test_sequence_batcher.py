@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 
 import pytest
 from batching_kit import MS
+from headrace.consumers.batcher import Refusal
 from headrace.consumers.direct import DirectBatcher
 from headrace.consumers.live_sequence import NO_SLOT, LiveSequence
+from headrace.consumers.oldest import OldestBatcher
 from headrace.consumers.sequence_batcher import BacklogBounds, SequenceBatcher
-from headrace.consumers.slots import instance_of, row_of
+from headrace.consumers.slots import INSTANCE_MASK, instance_of, row_of
 from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.errors import InferError, Reason
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from sequence_batching_kit import STRATEGIES, SUM, TPS, WIDE, Model
 
@@ -159,6 +161,7 @@ class Drive:
     came: list[Entry] = field(default_factory=list)
     dropped: list[Entry] = field(default_factory=list)
     epochs: dict[Entry, int] = field(default_factory=dict)
+    asked: dict[Entry, int] = field(default_factory=dict)  # versions
     epoch: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -190,6 +193,7 @@ class Drive:
         self.came += made
         for one in made:
             self.epochs[one] = self.epoch[one.tp.partition]
+            self.asked[one] = version
         model.offer(*made)
 
     def step(self, step: Step) -> None:
@@ -299,9 +303,13 @@ def conservation(make: type[SequenceBatcher], trace: Trace) -> None:
 
 
 def alone(make: type[SequenceBatcher], trace: Trace) -> None:
-    """Each sequence's sums are those of the model alone over its inputs in order, whatever shared its batches."""
+    """Each sequence's sums are those of the model alone over its inputs in order, whatever shared its batches.
+
+    It runs on the version on which it started.
+    """
     run = play(make, trace)
     sums: dict[tuple[object, ...], int | None] = {}
+    versions: dict[tuple[object, ...], int] = {}
     for one in sorted(run.came, key=lambda one: one.record.offset):
         answer = run.model.answers.get(one)
         key = (one.tp, one.sequence_id, run.epochs[one])
@@ -312,6 +320,9 @@ def alone(make: type[SequenceBatcher], trace: Trace) -> None:
         if answer is None:
             continue
         value = int(bytes(one.data[0] or b""))
+        if one.sequence_start:
+            versions[key] = run.asked[one]
+        assert run.model.ran_on[one] == versions[key]
         before = 0 if one.sequence_start else sums[key]
         assert before is not None, f"{one} ran after its sequence had ended"
         assert answer == before + value
@@ -349,11 +360,10 @@ def slots(make: type[SequenceBatcher], trace: Trace) -> None:
         run.step(step)
         for batcher in run.batchers:
             mine = [lane for lane in run.lanes if lane.home == batcher.version]
-            mine += [lane for lane in run.lanes if lane.is_dropped and lane not in mine]
             held = [lane.slot for lane in mine if lane.slot != NO_SLOT]
             free = batcher._holders._slots._free
             assert len(set(held) | set(free)) == len(held) + len(free)
-            assert batcher.live <= len(held)
+            assert batcher.live == len(held)
             if not batcher.backlogged:
                 continue
             assert not free
@@ -452,7 +462,7 @@ def quiescence(make: type[SequenceBatcher], trace: Trace) -> None:
     model = run.model
     for step in trace.steps:
         run.step(step)
-        if step.name != "take" or model.busy or len(model.versions) > 1:
+        if step.name not in ("take", "tick", "move") or model.busy or len(model.versions) > 1:
             continue
         (batcher,) = run.batchers
         model.run()
@@ -551,3 +561,272 @@ def hold(prop: Property, make: type[SequenceBatcher], **options: Any) -> None:
 def test_property(prop: Property, make: type[SequenceBatcher]) -> None:
     """Holds on drawn traces."""
     hold(prop, make, max_examples=150)
+
+
+# --- batchers with a planted bug, each of both strategies ---
+
+
+class FreesTwice:
+    """B87: a cancel frees the slot that the end of the sequence frees too."""
+
+    def cancel(self, ids):
+        lanes = {
+            one.sequence: one.sequence.slot for key in ids for one in self._by_id.get(key, ())
+        }
+        refusals = super().cancel(ids)
+        self._holders._slots._free += [slot for slot in lanes.values() if slot != NO_SLOT]
+        return refusals
+
+
+class KeepsTheSlot:
+    """A sequence that has ended stays where it was."""
+
+    def _rest(self, lane):
+        is_open, lane.is_open = lane.is_open, True
+        super()._rest(lane)
+        lane.is_open = is_open
+
+
+class LeavesSlotsFree:
+    """Those that wait are not told when a slot becomes free."""
+
+    def _fill(self):
+        pass
+
+
+class ParksTheBusy:
+    """A lane that has got something to do stays in the list of the idle ones."""
+
+    def _prepare(self, config):
+        return super()._prepare(config)
+
+    def _make_ready(self, lane):
+        super()._make_ready(lane)
+        if self._parks:
+            self._holders._idle[lane] = None
+
+
+class ParksOwnMemory:
+    """A model that remembers by itself loses its sequences' places."""
+
+    def _rest(self, lane):
+        super()._rest(lane)
+        if lane.slot != NO_SLOT and self._backlog:
+            self._holders.park(lane)
+
+
+class AnswersAtOnce:
+    """A refused request does not wait for its turn: those behind it run before it was fetched."""
+
+    def _advance(self, lane):
+        while (head := lane.head) is not None and head.error is not None:
+            lane.pop()
+            self._forget(head)
+            lane.refuse(head)
+            self._size -= 1
+            self.early = [*getattr(self, "early", ()), Refusal(head, head.error)]
+        if lane.head is None:
+            self._rest(lane)
+        else:
+            self._proceed(lane)
+
+    def _fetch(self):
+        found, self.early = getattr(self, "early", []), []
+        return [*found, *super()._fetch()]
+
+
+class LosesARefusal:
+    """One of several is not answered."""
+
+    def _fetch(self):
+        refused = super()._fetch()
+        return refused if len(refused) < 2 else refused[:-1]
+
+
+class CancelsOne:
+    """SQ-16 for the named request only."""
+
+    def _doom(self, lane, make):
+        if self._by_id and lane.waiting > 1 and lane.tail.error is None:
+            lane.tail, last = lane.head, lane.tail
+            before = lane.head
+            while before.next is not last:
+                before = before.next
+            lane.tail, before.next = before, None
+            super()._doom(lane, make)
+            lane.is_open = True
+            lane.push(last)
+            lane.waiting -= 1
+            return
+        super()._doom(lane, make)
+
+
+class ForgetsToTell:
+    """An open lane that rests is not reported."""
+
+    def _rest(self, lane):
+        told, self._on_idle = self._on_idle, lambda _: None
+        super()._rest(lane)
+        self._on_idle = told
+        if not lane.is_open:
+            told(lane)
+
+
+class TellsTwice:
+    """A lane that has ended is reported again when its slot is filled."""
+
+    def _rest(self, lane):
+        super()._rest(lane)
+        if not lane.is_open:
+            self._on_idle(lane)
+
+
+class ResetsNothing:
+    """SQ-18: START goes on with the state before."""
+
+    def take(self, instance, now_ns, *, flush=False):
+        batch = super().take(instance, now_ns, flush=flush)
+        for row, one in enumerate(batch.entries if batch is not None else ()):
+            if one is not None and one.sequence.state is not None and one.sequence.state.tensors:
+                batch.states[row] = one.sequence.state
+        return batch
+
+
+class StaysOnItsVersion:
+    """A START for another version runs where the sequence is."""
+
+    def _proceed(self, lane):
+        lane.head.version = self.version
+        super()._proceed(lane)
+
+
+class HasNoBounds:
+    """Any number waits."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._backlog._bounds = WIDE
+
+
+class WakesLate:
+    def wake_at(self):
+        wake_ns = super().wake_at()
+        return None if wake_ns is None else wake_ns + MS
+
+
+class HoldsBackOnFlush:
+    def take(self, instance, now_ns, *, flush=False):
+        return super().take(instance, now_ns)
+
+
+PLANTED: tuple[tuple[Property, type], ...] = (
+    (slots, FreesTwice),
+    (slots, KeepsTheSlot),
+    (slots, LeavesSlotsFree),
+    (one_at_a_time, ParksTheBusy),
+    (alone, ParksOwnMemory),
+    (order, AnswersAtOnce),
+    (conservation, LosesARefusal),
+    (alone, CancelsOne),
+    (idleness, ForgetsToTell),
+    (idleness, TellsTwice),
+    (alone, ResetsNothing),
+    (alone, StaysOnItsVersion),
+    (bounds, HasNoBounds),
+    (quiescence, WakesLate),
+    (drain, HoldsBackOnFlush),
+)
+
+
+class OnePaddedRowTooMany(DirectBatcher):
+    def take(self, instance, now_ns, *, flush=False):
+        batch = super().take(instance, now_ns, flush=flush)
+        if batch is None:
+            return None
+        return Batch(batch.signature, [*batch.entries, None], [*batch.states, self._initial])
+
+
+class IgnoresTheUtilization(DirectBatcher):
+    def _is_due(self, ready):
+        return True
+
+
+class NewestFirst(OldestBatcher):
+    def _make_ready(self, lane):
+        super()._make_ready(lane)
+        line = self._lines[lane.slot & INSTANCE_MASK]
+        line._times.sort(reverse=True)
+
+
+class DelayFromTheNewest(OldestBatcher):
+    def _decide(self, line, *, flush):
+        count, until_ns = super()._decide(line, flush=flush)
+        newest = max(line._times) + self._delay_ns
+        return (
+            (0, newest)
+            if self._delay_ns and self._now_ns < newest and not flush
+            else (count, until_ns)
+        )
+
+
+class SkipsTheCandidate(OldestBatcher):
+    def _prepare(self, config):
+        rows = super()._prepare(config)
+        self._preferred = (self._max_rows,)
+        return rows
+
+
+class StepsAhead(OldestBatcher):
+    """The next request of a sequence does not wait for the one before."""
+
+    def _started(self, entries, count):
+        super()._started(entries, count)
+        for one in entries:
+            if one is not None and one.sequence.head is not None:
+                self._make_ready(one.sequence)
+
+
+PLANTED_IN_ONE: tuple[tuple[Property, type[SequenceBatcher]], ...] = (
+    (written_rules, OnePaddedRowTooMany),
+    (written_rules, IgnoresTheUtilization),
+    (written_rules, NewestFirst),
+    (written_rules, DelayFromTheNewest),
+    (written_rules, SkipsTheCandidate),
+    (one_at_a_time, StepsAhead),
+)
+
+
+def fails(prop: Property, make: type[SequenceBatcher]) -> None:
+    """See a property fail."""
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        hold(
+            prop,
+            make,
+            max_examples=2000,
+            phases=(Phase.generate,),
+            report_multiple_bugs=False,
+            derandomize=True,  # found once, found always
+        )
+
+
+@pytest.mark.parametrize("make", STRATEGIES, ids=["direct", "oldest"])
+@pytest.mark.parametrize(
+    ("prop", "planted"), PLANTED, ids=[f"{p.__name__}-{b.__name__}" for p, b in PLANTED]
+)
+def test_a_planted_bug_is_found(
+    prop: Property, planted: type, make: type[SequenceBatcher]
+) -> None:
+    """The property can fail."""
+    fails(prop, type(planted.__name__, (planted, make), {}))
+
+
+@pytest.mark.parametrize(
+    ("prop", "planted"),
+    PLANTED_IN_ONE,
+    ids=[f"{p.__name__}-{b.__name__}" for p, b in PLANTED_IN_ONE],
+)
+def test_a_planted_bug_of_one_strategy_is_found(
+    prop: Property, planted: type[SequenceBatcher]
+) -> None:
+    """The property can fail."""
+    fails(prop, planted)
