@@ -83,6 +83,7 @@ class MemoryLog:
         self._settings: dict[str, dict[str, str]] = {}
         self._groups: dict[str, MemoryGroup] = {}
         self._epoch = 0
+        self._users = 0
         self._produce_fault = _Fault()
         self._commit_fault = _Fault()
         self._refusal = ""
@@ -94,11 +95,15 @@ class MemoryLog:
         return f"MemoryLog({len(self._topics)} topics, {len(self._groups)} groups)"
 
     async def __aenter__(self) -> Self:
-        """Nothing to connect."""
+        """Nothing to connect; it may be entered by several users, as a broker is by several processes."""
+        self._users += 1
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End running rebalances."""
+        """End running rebalances behind the last user: those of others go on when one leaves."""
+        self._users -= 1
+        if self._users:
+            return
         for group in self._groups.values():
             await group.close()
 

@@ -356,3 +356,33 @@ def test_sticky_shares_cover_once_are_level_and_move_nothing_twice(case):
     sizes = [len(share) for share in shares]
     assert max(sizes) - min(sizes) <= 1
     assert sticky([topics] * len(before), shares, tps) == shares
+
+
+class Slow(Notes):
+    """Gives up when it is let, and says when it has everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.lets_go = asyncio.Event()
+        self.has_all = asyncio.Event()
+
+    def assigned(self, tps, epoch):
+        super().assigned(tps, epoch)
+        if tps == {A0, A1}:
+            self.has_all.set()
+
+    async def revoked(self, tps, deadline):
+        await self.lets_go.wait()
+
+
+async def test_a_rebalance_goes_on_when_one_of_several_users_leaves_the_log():
+    """Who leaves is another process: what it started must not end with it."""
+    log, stays = await log_with(), Slow()
+    stays.lets_go.set()
+    async with log, log.source("g", {"a"}, stays):
+        async with log, log.source("g", {"a"}, Notes()):
+            stays.lets_go.clear()
+            stays.has_all.clear()
+        stays.lets_go.set()
+        async with asyncio.timeout(5):
+            await stays.has_all.wait()
