@@ -16,7 +16,9 @@ The rules, each with its counterexample in the tests:
 1. A snapshot waits for the answers that it covers (M1), unless it carries them itself (``record_answers``, D8).
 2. A commit waits for the snapshots of everything that was settled before it (P-3, D3).
 3. A marker stays until an acknowledged commit has passed it and it is ``ended_ttl_ms`` old (P-2, D2). The age counts
-   from its writing, as zombies' ages do: on a backlog, a request's own timestamp may be as old as it likes.
+   from its writing, as zombies' ages do: on a backlog, a request's own timestamp may be as old as it likes. The time must
+   not be below the sequences' idle time: what a zombie wrote after our takeover read the topic stays behind the
+   tombstone, unknown to us, and the next owner restores it; by then it must be too old to go on (P-15).
 4. Every takeover writes under keys of its own (P-4, D4b, M5). Others' keys go when ours has been acknowledged: the
    snapshot in it was continued from the greatest of theirs, so no reader can miss them, and the garbage is that of one
    takeover. Where we have none (a marker that was restored), the one that won goes last: a crash in between
@@ -162,7 +164,11 @@ class StateStore(Generic[S]):
                 part.unsaved[key] = part.unsaved.get(key, 0) + 1
 
     def record(self, tp: TP, answers: Iterable[tuple[bytes, int, Out]]) -> None:
-        """Take note of the answers of staged steps, key and offset with each: one per request."""
+        """Take note of answers, with key and input offset: one of every request that has a key.
+
+        Of those too that change no state (an unknown sequence): a later request's snapshot covers their offsets, and
+        who reads it closes them without running.
+        """
         part = self._parts.get(tp)
         if part is None or not self._record_answers:
             return

@@ -75,6 +75,7 @@ class World:
         zombies: Former owners that do not know, with the time at which they became so.
         now_ms: The clock.
         owners: Takeovers so far.
+        reaped: Keys and offsets of sequences that an owner has ended as idle.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class World:
         self.now_ms = 10_000
         self.owners = 0
         self.runs = 0
+        self.reaped: set[tuple[bytes, int]] = set()
         self.end = 0
         self.zombies: list[tuple[int, Owner]] = []
         self.owner = Owner(self)
@@ -231,10 +233,14 @@ class World:
     def check_rest(
         self, states: dict[bytes, SequenceState], live: dict[bytes, SequenceState]
     ) -> None:
-        """The next owner goes on where the undisturbed run stands; of the idle ones nobody can tell."""
+        """The next owner goes on where the undisturbed run stands, but for what the idle reaper has ended."""
         for key in states.keys() | live.keys():
             found, ideal = states.get(key), live.get(key)
-            if self.is_live(ideal):
+            if (
+                ideal is not None
+                and ideal.flag is Flag.LIVE
+                and (key, ideal[0]) not in self.reaped
+            ):
                 assert found is not None
                 assert self.random or found == ideal, f"{key!r} is {found}, expected {ideal}"
                 assert found[:2] == ideal[:2]
@@ -343,7 +349,7 @@ class Owner:
         if after is not None:
             self.states[key] = after
             self.store.stage(INPUT, {key: after})
-            self.store.record(INPUT, [(key, offset, out)])
+        self.store.record(INPUT, [(key, offset, out)])
 
     def expire(self, key: bytes) -> None:
         """Let the idle reaper end a sequence, once caught up (P-15)."""
@@ -352,6 +358,7 @@ class Owner:
         if self.next < len(self.world.requests) or queued or state is None:
             return
         if state.flag is Flag.LIVE and not self.world.is_live(state):
+            self.world.reaped.add((key, state.offset))
             self.states[key] = state.marked(Flag.EXPIRED, state.offset)
             self.store.stage(INPUT, {key: self.states[key]})
 
