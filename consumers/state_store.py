@@ -16,9 +16,10 @@ The rules, each with its counterexample in the tests:
 1. A snapshot waits for the answers that it covers (M1), unless it carries them itself (``record_answers``, D8).
 2. A commit waits for the snapshots of everything that was settled before it (P-3, D3).
 3. A marker stays until an acknowledged commit has passed it and it is ``ended_ttl_ms`` old (P-2, D2). The age counts
-   from its writing, as zombies' ages do: on a backlog, a request's own timestamp may be as old as it likes. The time must
-   not be below the sequences' idle time: what a zombie wrote after our takeover read the topic stays behind the
-   tombstone, unknown to us, and the next owner restores it; by then it must be too old to go on (P-15).
+   from its writing, as zombies' ages do: on a backlog, a request's own timestamp may be as old as it likes. The time
+   must not be below the sequences' idle time: what a zombie wrote after our takeover read the topic is unknown to us,
+   stays behind the tombstone, and the next owner restores it; by then it must be too old to go on (P-15). An early
+   tombstone (``max_markers``) gives that up, and is counted.
 4. Every takeover writes under keys of its own (P-4, D4b, M5). Others' keys go when ours has been acknowledged: the
    snapshot in it was continued from the greatest of theirs, so no reader can miss them, and the garbage is that of one
    takeover. Where we have none (a marker that was restored), the one that won goes last: a crash in between
