@@ -409,6 +409,23 @@ class TestGroup:
             while not condition():
                 await source.poll(100, 0.05)
 
+    async def test_P07_a_member_knows_which_partitions_nobody_else_had(self, log, topic):
+        """Those that come back in the next generation are kept; a first assignment and another's partitions are not."""
+        one, first = join(log, f"g-{topic}", topic)
+        async with first:
+            assert first.kept() == set()
+            two, second = join(log, f"g-{topic}", topic)
+            polling = asyncio.create_task(self._poll_until(first, lambda: len(one.epochs) == 2))
+            async with second:
+                await polling
+                assert first.kept() == one.epochs.keys()
+                assert second.kept() == set()
+                ours = set(one.epochs)
+            await self._poll_until(first, lambda: len(one.epochs) == 4)
+            # What the other one had meanwhile is read anew, whoever had it before.
+            assert first.kept() <= ours
+            assert not first.kept() & two.epochs.keys()
+
     async def test_B76_two_members_of_a_group_run_each_record_once(self, log, topic, publish):
         """100 records, 100 runs; a group without a name is refused."""
         for partition in range(4):
