@@ -48,6 +48,15 @@ SUSPENDED_S = 60.0
 """A revoked partition that has not come back after so long is another's, seconds: rebalances take less."""
 
 
+KEY_ROOM_BYTES = 1024
+"""Of a record, for a snapshot's key and the record's own fields."""
+
+
+def max_snapshot_bytes(max_record_bytes: int) -> int:
+    """Return how long a snapshot's value may be."""
+    return max(1, max_record_bytes - KEY_ROOM_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class StateOptions:
     """How a model's sequences are kept.
@@ -135,6 +144,7 @@ class ModelSequences:
             # Never below the idle time: a zombie's late snapshot must be too old to go on once the marker is gone.
             ended_ttl_ms=int(max(settings.ended_ttl_s, self._idle_s) * 1000),
             max_markers=settings.max_ended_sequences,
+            max_bytes=max_snapshot_bytes(self._log.max_record_bytes),
             wall_ms=self._clock.wall_ms,
             on_forgotten=self.sequences.forget,
         )

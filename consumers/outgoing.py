@@ -14,7 +14,7 @@ from headrace.consumers.placement import Placement
 from headrace.consumers.settle import Settler
 from headrace.schemas.batch import Entry
 from headrace.schemas.record import TP, Out
-from headrace.schemas.sequence import SequenceState
+from headrace.schemas.sequence import SequenceState, sequence_key
 
 HEADER_ROOM_BYTES = 64 * 1024
 """Within this much of the limit, an answer's size is computed exactly."""
@@ -89,8 +89,10 @@ class Outgoing:
             if len(value) + (0 if key is None else len(key)) > limit:
                 self._bound(entry, out)
             group.outs.append(out)
-            if self._records and entry.after is not None:
-                group.recorded.append((entry.sequence.key, entry.record.offset, out))
+            if self._records and entry.sequence_id:
+                # Also where no state follows: a later snapshot of the id closes this record too (D8).
+                key = sequence_key(entry.sequence_id)
+                group.recorded.append((key, entry.record.offset, out))
 
     def copy(self, entry: Entry, out: Out) -> None:
         """Add a record that follows from an entry beside its answer, such as a dead letter."""

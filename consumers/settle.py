@@ -109,8 +109,9 @@ class Settler:
             self._held.setdefault(part.tp, []).extend(outs)
         elif outs:
             self._delivery.put(part.tp, outs)
-        if states and self._store is not None:
-            self._store.stage(part.tp, states)
+        if self._store is not None:
+            if states:
+                self._store.stage(part.tp, states)
             if recorded:
                 self._store.record(part.tp, recorded)
         part.answered.extend(offsets)

@@ -58,6 +58,7 @@ class StoreCounts:
         markers: Markers among them.
         tombstones: Tombstones, of others' keys too.
         early: Keys forgotten before their time because there were more than ``max_markers``.
+        unrecorded: Recorded answers left out, the oldest first, because the snapshot would not have fit into a record.
     """
 
     snapshots: int = 0
@@ -65,6 +66,7 @@ class StoreCounts:
     markers: int = 0
     tombstones: int = 0
     early: int = 0
+    unrecorded: int = 0
 
 
 class StateStore(Generic[S]):
@@ -86,7 +88,8 @@ class StateStore(Generic[S]):
         record_answers: bool = False,
         ended_ttl_ms: int = 3_600_000,
         max_markers: int,
-        chunk_bytes: int = 1 << 20,
+        chunk_bytes: int = 1 << 18,
+        max_bytes: int = 0,
         wall_ms: Callable[[], int],
         on_forgotten: Callable[[TP, Sequence[bytes]], None],
     ) -> None:
@@ -102,6 +105,7 @@ class StateStore(Generic[S]):
             ended_ttl_ms: Age at which a marker goes, ms; longer than any zombie lives.
             max_markers: Markers that are kept per partition; beyond, the oldest that a commit has passed go early.
             chunk_bytes: Keys and values of one chunk of a commit, bytes; a single larger record is its own chunk.
+            max_bytes: Largest value of a record; the states themselves fit. 0 is any size.
             wall_ms: Now, ms since the epoch.
             on_forgotten: Told the keys whose markers are gone, their tombstones acknowledged.
         """
@@ -113,6 +117,7 @@ class StateStore(Generic[S]):
         self._ended_ttl_ms = ended_ttl_ms
         self._max_markers = max_markers
         self._chunk_bytes = chunk_bytes
+        self._max_bytes = max_bytes
         self._wall_ms = wall_ms
         self._on_forgotten = on_forgotten
         self._parts: dict[TP, StoredPartition[S]] = {}
@@ -320,7 +325,14 @@ class StateStore(Generic[S]):
             yield chunk
 
     def _snapshot(self, tp: TP, part: StoredPartition[S], key: bytes, state: S) -> StateOut[S]:
-        value = pack_snapshot(self._codec, state, part.answers.get(key))
+        answers = part.answers.get(key)
+        value = pack_snapshot(self._codec, state, answers)
+        while answers and 0 < self._max_bytes < len(value):
+            # Their requests may be answered otherwise if they are delivered again, as without recording.
+            for offset in sorted(answers)[: (len(answers) + 1) // 2]:
+                del answers[offset]
+                self.counts.unrecorded += 1
+            value = pack_snapshot(self._codec, state, answers)
         record_key = state_key(self._kind, key, part.nonce)
         return StateOut(Out(self._topic, tp.partition, record_key, value), key, part.nonce, state)
 

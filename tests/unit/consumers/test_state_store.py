@@ -538,3 +538,17 @@ def test_memory_of_a_live_sequence_beyond_its_state() -> None:
     finally:
         tracemalloc.stop()
     assert used / count <= 300
+
+
+def test_recorded_answers_never_make_a_snapshot_too_large_for_a_record() -> None:
+    """The oldest go first, and are counted; the state itself always fits, by a check at load."""
+    bench = Bench(record_answers=True, max_bytes=2_000)
+    for offset in range(40):
+        answer = Out("results", 3, b"7", bytes(100), ())
+        bench.store.record(TP0, [(b"u:1", offset, answer)])
+    (snapshot,), _ = bench.settle((b"u:1", live(39)))
+    assert snapshot.value is not None
+    assert 1_000 < len(snapshot.value) <= 2_000
+    state, answers = unpack_snapshot(bench.codec, snapshot.value)
+    assert state.offset == max(answers) == 39
+    assert bench.store.counts.unrecorded == 40 - len(answers) > 0
