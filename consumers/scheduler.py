@@ -160,6 +160,10 @@ class Scheduler:
                     break
         self._set_timer()
 
+    def dispatch_soon(self) -> None:
+        """Dispatch once the caller is through: slots became free otherwise than by a batch's end."""
+        self._wake(self._now_ns())
+
     def _give(self, number: int, now: int) -> bool:
         batch = self.batcher.take(number, now, flush=self.draining)
         if batch is None:
@@ -176,7 +180,7 @@ class Scheduler:
     def drop(self, tp: TP) -> Sequence[Entry]:
         """Remove the queued entries of a partition without answering."""
         dropped = self.batcher.drop(tp)
-        self._set_timer()
+        self.dispatch_soon()
         return dropped
 
     def suspend(self, tp: TP) -> Sequence[Entry]:
@@ -185,7 +189,7 @@ class Scheduler:
         while refusals := self.batcher.expire(self._now_ns()):
             self._outcomes.refused(self, refusals)
         dropped = self.batcher.suspend(tp)
-        self._set_timer()
+        self.dispatch_soon()
         return dropped
 
     def cancel(self, ids: set[bytes]) -> None:
@@ -217,7 +221,9 @@ class Scheduler:
             self._outcomes.failed(self, exc)
 
     def _set_timer(self) -> None:
-        wake_ns = self.batcher.wake_at()
+        self._wake(self.batcher.wake_at())
+
+    def _wake(self, wake_ns: int | None) -> None:
         if self._timer is not None:
             if wake_ns is not None and wake_ns >= self._timer_ns:
                 return  # it fires early enough and looks again

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -163,12 +162,12 @@ class SequenceParts:
     def _release(self, lane: LiveSequence) -> None:
         if lane.home in self._versions:
             self._batchers()[lane.home].release(lane)
+            self._versions[lane.home].scheduler.dispatch_soon()
 
     def _adopt(self, lane: LiveSequence) -> None:
         """Queue a sequence at its new version; called while the old one's batcher is at work."""
-        scheduler = self._versions[lane.home].scheduler
         self._batchers()[lane.home].adopt(lane, self._clock.now_ns())
-        asyncio.get_running_loop().call_soon(scheduler.dispatch)
+        self._versions[lane.home].scheduler.dispatch_soon()
 
     def _split(self, key: bytes, here: TP, there: TP) -> None:
         if key in self._split_seen or len(self._split_seen) >= MAX_SPLIT_WARNINGS:
