@@ -296,6 +296,8 @@ class Sequences:
                     )
                 lane = self._new(table, key, entry)
             else:
+                if not lane.is_open:
+                    self._mark(lane.closed_as)  # it is never idle between the two, and `idle` counts the others
                 # On another version, its batcher hands it over: earlier steps may still be on their way there.
                 table.lanes.move_to_end(key)
             lane.version = entry.version
