@@ -51,6 +51,7 @@ class Backlog:
     """Lanes without a slot whose head could run. The head of a lane does not change while the lane is in here.
 
     Attributes:
+        size: Number of lanes.
         timeouts: Of all lanes of the batcher; those of the lanes in here count (SQ-09).
     """
 
@@ -59,18 +60,14 @@ class Backlog:
         self.timeouts = BacklogTimeouts()
         self._bounds = bounds
         self._partitions: OrderedDict[TP, _Partition] = OrderedDict()  # whose turn it is first
-        self._size = 0
+        self.size = 0
         self._records = 0
         self._number = 0
         self._newest: dict[TP, int] = {}  # offset that was read last, where there are bounds
 
-    def __len__(self) -> int:
-        """Return the number of lanes."""
-        return self._size
-
     def __repr__(self) -> str:
         """Show the counts."""
-        return f"Backlog({self._size} sequences of {len(self._partitions)} partitions, {self._records} records)"
+        return f"Backlog({self.size} sequences of {len(self._partitions)} partitions, {self._records} records)"
 
     def __contains__(self, lane: LiveSequence) -> bool:
         """Whether a lane waits here."""
@@ -85,17 +82,17 @@ class Backlog:
             part = self._partitions[lane.tp] = _Partition()
         self._number += 1
         part.lanes[lane] = self._number
-        self._size += 1
+        self.size += 1
         self._records += lane.waiting
         if self._bounds is not None:
             heappush(part.heads, (lane.head.record.offset, self._number, lane))
-        if self.timeouts:
+        if self.timeouts.times:
             self.timeouts.arm(lane)
 
     def grow(self, lane: LiveSequence) -> None:
         """Take note of a request that was queued behind others of a lane in here."""
         self._records += 1
-        if self.timeouts:
+        if self.timeouts.times:
             self.timeouts.arm(lane)
 
     def next(self) -> LiveSequence:
@@ -128,14 +125,14 @@ class Backlog:
         part = self._partitions.pop(tp, None)
         if part is None:
             return ()
-        self._size -= len(part.lanes)
+        self.size -= len(part.lanes)
         self._records -= sum(lane.waiting for lane in part.lanes)
         return list(part.lanes)
 
     def _left(self, part: _Partition, lane: LiveSequence) -> None:
-        self._size -= 1
+        self.size -= 1
         self._records -= lane.waiting
-        if self.timeouts:
+        if self.timeouts.times:
             self.timeouts.disarm(lane)
         if len(part.heads) > _SLACK + 2 * len(part.lanes):
             part.heads = [item for item in part.heads if part.lanes.get(item[2]) == item[1]]
@@ -168,7 +165,7 @@ class Backlog:
         Args:
             entries: What was offered last: only their partitions were read on.
         """
-        if self._bounds is None or not self._size:
+        if self._bounds is None or not self.size:
             return None
         if why := self._too_many(0):
             return self._last(), why

@@ -22,18 +22,18 @@ _Time: TypeAlias = tuple[int, int, bool]
 
 
 class BacklogTimeouts:
-    """Times of all lanes, and the soonest of each armed one in one heap."""
+    """Times of all lanes, and the soonest of each armed one in one heap.
+
+    Attributes:
+        times: Each lane's that has any: while it is empty, nobody need call anything.
+    """
 
     def __init__(self) -> None:
         """Start with none."""
-        self._times: dict[LiveSequence, list[_Time]] = {}
+        self.times: dict[LiveSequence, list[_Time]] = {}
         self._armed: dict[LiveSequence, int] = {}
         self._heap: list[tuple[int, int, bool, LiveSequence]] = []
         self._ticket = 0
-
-    def __bool__(self) -> bool:
-        """Whether any lane has a time: else nobody need call anything."""
-        return bool(self._times)
 
     def note(self, lane: LiveSequence, entry: Entry) -> None:
         """Keep a queued request's own time, if it has one; an armed lane is armed anew by the caller."""
@@ -44,9 +44,9 @@ class BacklogTimeouts:
         is_deadline = bool(entry.expires_ns) and entry.expires_ns <= when_ns
         if is_deadline:
             when_ns = entry.expires_ns
-        times = self._times.get(lane)
+        times = self.times.get(lane)
         if times is None:
-            self._times[lane] = [(when_ns, entry.record.offset, is_deadline)]
+            self.times[lane] = [(when_ns, entry.record.offset, is_deadline)]
             return
         heappush(times, (when_ns, entry.record.offset, is_deadline))
         if len(times) > _SLACK + 2 * lane.waiting:
@@ -57,7 +57,7 @@ class BacklogTimeouts:
 
     def arm(self, lane: LiveSequence) -> None:
         """Let a lane's times count from now on: it waits for a slot."""
-        times = self._times.get(lane)
+        times = self.times.get(lane)
         if times is None:
             return
         assert lane.head is not None
@@ -65,7 +65,7 @@ class BacklogTimeouts:
         while times and times[0][1] < first:  # that request has left the queue
             heappop(times)
         if not times:
-            del self._times[lane]
+            del self.times[lane]
             return
         self._ticket += 1
         self._armed[lane] = self._ticket
@@ -80,7 +80,7 @@ class BacklogTimeouts:
 
     def forget(self, lane: LiveSequence) -> None:
         """Forget a lane of which nothing is queued here any more."""
-        self._times.pop(lane, None)
+        self.times.pop(lane, None)
         self._armed.pop(lane, None)
 
     def pop(self, now_ns: int) -> tuple[LiveSequence, bool] | None:

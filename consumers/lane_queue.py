@@ -153,7 +153,7 @@ class LaneQueue(ABC):
                 # The sequence is over, and its successor waits like any other new one (SQ-05, KX-03).
                 self._holders.free(lane)
                 self._fill()
-            elif self._backlog and self._yields(head):
+            elif self._backlog.size and self._yields(head):
                 self._holders.park(lane)
                 self._fill()
         if head.version != self.version:
@@ -182,13 +182,13 @@ class LaneQueue(ABC):
             return
         if lane.slot != NO_SLOT:
             self._holders.rest(lane)
-        if self._timeouts:
+        if self._timeouts.times:
             self._timeouts.forget(lane)
         self._on_idle(lane)
 
     def _admit(self, lane: LiveSequence) -> None:
         """Give a lane a slot or let it wait; behind those that wait already."""
-        if not self._backlog and self._holders.seat(lane):
+        if not self._backlog.size and self._holders.seat(lane):
             self._make_ready(lane)
         elif why := self._backlog.full(lane):
             lane.doom(partial(self._queue_full, why=why))
@@ -198,7 +198,7 @@ class LaneQueue(ABC):
 
     def _fill(self) -> None:
         """Give slots to those that wait, as far as there are any."""
-        while self._backlog:
+        while self._backlog.size:
             lane = self._backlog.next()
             if not self._holders.seat(lane):
                 return

@@ -54,7 +54,7 @@ class SequenceBatcher(LaneQueue):
     @property
     def backlogged(self) -> int:
         """Number of lanes that wait for a slot."""
-        return len(self._backlog)
+        return self._backlog.size
 
     def queues(self) -> Sequence[tuple[int, int, int]]:
         """Return the one queue that there is: level 0, queued entries, no ``max_queue_size``."""
@@ -82,7 +82,7 @@ class SequenceBatcher(LaneQueue):
         self._sweep(now_ns)
         for lane in woken:
             self._advance(lane)
-        if self._backlog:
+        if self._backlog.size:
             self._fill()
             while (found := self._backlog.excess(entries)) is not None:
                 lane, why = found
@@ -118,7 +118,7 @@ class SequenceBatcher(LaneQueue):
                 self._rest(lane)
             else:
                 self._advance(lane)
-        if self._backlog:
+        if self._backlog.size:
             self._fill()
 
     def release(self, lane: LiveSequence) -> None:

@@ -49,7 +49,7 @@ class SlotHolders:
 
     def seat(self, lane: LiveSequence) -> bool:
         """Give a lane the lowest free slot (SQ-10), else that of the longest idle lane; False if there is neither."""
-        slot = self._slots.take()
+        slot = NO_SLOT if self._slots.is_exhausted else self._slots.take()
         if slot == NO_SLOT:
             if not self._idle:
                 return False

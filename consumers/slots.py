@@ -30,6 +30,9 @@ class Slots:
     """Free and taken slots. A slot is free at most once (FAULTS B87): giving it back twice is a bug of the caller.
 
     Rows that were never used are not stored, so a configuration of a million rows costs nothing.
+
+    Attributes:
+        is_exhausted: The last `take` found none, and none came free since.
     """
 
     def __init__(self, rows: int, instances: Iterable[int]) -> None:
@@ -42,6 +45,7 @@ class Slots:
         self._rows = rows
         self._instances = frozenset(instances)
         self._has_shrunk = False
+        self.is_exhausted = False
         self._free: list[int] = []
         self._opened = 0  # rows whose slots are taken or in the heap
         self._taken: set[int] = set()
@@ -58,6 +62,7 @@ class Slots:
         """Return the lowest free slot, which is taken now; `NO_SLOT` if there is none."""
         if not self._free:
             if self._opened >= self._rows or not self._instances:
+                self.is_exhausted = True
                 return NO_SLOT
             # Sorted, hence a heap; and all that is in use lies in lower rows.
             row = self._opened << INSTANCE_BITS
@@ -72,6 +77,7 @@ class Slots:
         self._taken.remove(slot)
         if slot & INSTANCE_MASK in self._instances:
             heappush(self._free, slot)
+            self.is_exhausted = False
 
     def is_leaving(self, slot: int) -> bool:
         """Whether the slot's instance was removed."""
@@ -80,6 +86,7 @@ class Slots:
     def resize(self, instances: Set[int]) -> None:
         """Set which instances exist: new ones' slots are free, removed ones' are never given again (SQ-21)."""
         added = instances - self._instances
+        self.is_exhausted = False
         self._has_shrunk = self._has_shrunk or bool(self._instances - instances)
         kept = [slot for slot in self._free if slot & INSTANCE_MASK in instances]
         for number in added:

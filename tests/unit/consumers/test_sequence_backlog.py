@@ -189,6 +189,20 @@ def test_a_deadline_that_passed_before_admission_ends_what_finds_no_slot(
     assert model.sums(late, runs) == ["deadline_passed", 4]
 
 
+@both
+def test_P15_the_time_of_a_request_that_has_run_ends_nothing(make: type[SequenceBatcher]) -> None:
+    """The predecessor's END had a timeout; its successor, which waits, has none."""
+    model = full(make)
+    model.offer(model.ask(1, 1, "E", timeout_us=1000))
+    successor = model.chain(1, [5, 6])
+    model.offer(*successor, model.ask(2, 7, "S"))
+    model.run()
+    assert model.batcher.backlogged == 1
+    model.tick(50)
+    assert model.sums(*successor) == [None, None]
+    assert model.batcher.wake_at() is None
+
+
 def test_timeouts_forget_what_left_the_queue() -> None:
     """A lane that never rests keeps no times of requests that ran long ago; nor does the heap of all lanes."""
     timeouts = BacklogTimeouts()
@@ -199,11 +213,11 @@ def test_timeouts_forget_what_left_the_queue() -> None:
         lane.pop()
         timeouts.arm(lane)
         timeouts.disarm(lane)
-    assert len(timeouts._times[lane]) < 300
+    assert len(timeouts.times[lane]) < 300
     assert len(timeouts._heap) < 300
     assert timeouts.wake_at() is None
     timeouts.forget(lane)
-    assert not timeouts
+    assert not timeouts.times
 
 
 # --- bounds ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from batching_kit import MS
 from headrace.consumers.live_sequence import NO_SLOT
 from headrace.consumers.sequence_batcher import SequenceBatcher
 from headrace.schemas.errors import InvalidRequest
@@ -141,6 +142,21 @@ def test_a_request_that_runs_cannot_be_cancelled(make: type[SequenceBatcher]) ->
     assert model.counts == (2, 2)
 
 
+@both
+def test_SQ16_ids_of_several_sequences_cancel_all_of_them(make: type[SequenceBatcher]) -> None:
+    """In the slot, in the backlog, and twice in one sequence."""
+    model = Model(make, rows=1, candidates=1)
+    made = [
+        *model.chain(1, [1, 2], correlation_id=b"a"),
+        *model.chain(2, [3], correlation_id=b"b"),
+        *model.chain(3, [4], correlation_id=b"c"),
+    ]
+    model.offer(*made)
+    model.refused(model.batcher.cancel({b"a", b"b"}))
+    model.run()
+    assert model.sums(*made) == ["cancelled", "cancelled", "cancelled", 4]
+
+
 # --- partitions that go ---
 
 
@@ -186,6 +202,23 @@ def test_drop_takes_idle_sequences_and_those_that_are_being_refused(
 
 
 @both
+def test_drop_takes_what_expired_in_the_backlog_and_was_not_fetched(
+    make: type[SequenceBatcher],
+) -> None:
+    """It had no slot, and nothing of it is left to be answered."""
+    model = Model(make, rows=1, candidates=1, states=())
+    model.offer(model.ask(1, 1, "S", partition=1))
+    late = model.ask(2, 1, "S", timeout_us=1000)
+    model.offer(late)
+    model.take()
+    model.now_ns += 5 * MS
+    model.finish()
+    assert model.batcher.drop(TPS[0]) == [late]
+    assert model.batcher.expire(model.now_ns) == []
+    assert len(model.batcher) == 0
+
+
+@both
 def test_drop_of_a_partition_that_has_nothing_is_empty(make: type[SequenceBatcher]) -> None:
     """Also of one that was never seen."""
     assert Model(make).batcher.drop(TPS[3]) == []
@@ -204,6 +237,29 @@ def test_the_slot_of_a_dropped_step_is_not_given_away_while_it_runs(
     assert model.batcher.backlogged == 1
     model.finish()
     assert (model.batcher.live, model.batcher.backlogged) == (1, 0)
+
+
+@both
+def test_P7_a_suspended_partition_keeps_its_sequences_and_their_slots(
+    make: type[SequenceBatcher],
+) -> None:
+    """Only the queue goes, what is being refused too: it will be read again from where the sequences stand."""
+    model = Model(make, rows=2, candidates=2, states=())
+    model.offer(model.ask(1, 1, "S"), model.ask(2, 5, "S"))
+    model.run()
+    queued = [model.ask(1, 2), model.ask(1, 3, "E"), model.ask(2, 6), bad(model, 2)]
+    waits = [model.ask(3, 1, "S")]
+    model.offer(*queued, *waits)
+    model.take()
+    assert set(model.batcher.suspend(TPS[0])) == {queued[1], queued[3], *waits}
+    model.finish()
+    assert model.sums(queued[0], queued[2]) == [3, 11]
+    assert (len(model.batcher), model.batcher.live, model.batcher.backlogged) == (0, 2, 0)
+    assert [model.lane(number).is_open for number in (1, 2)] == [True, True]
+    again = [model.ask(1, 3, "E"), model.ask(2, 7)]
+    model.offer(*again)
+    model.run()
+    assert model.sums(*again) == [6, 18]
 
 
 # --- versions ---
@@ -226,6 +282,7 @@ def test_a_sequence_moves_with_its_first_request_for_another_version(
         model.finish(version=1)
     assert [len(batcher) for batcher in model.batchers.values()] == [1, 2]
     assert model.batchers[1].cancel({b"c"}) == []
+    assert not model.batchers[1]._timeouts.times
     model.run()
     assert model.sums(*old, *new, *waits) == [1, 3, 10, 30, 9]
     assert [entry.version for entry in new] == [2, 2]

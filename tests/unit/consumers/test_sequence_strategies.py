@@ -187,6 +187,15 @@ def test_SB03_a_withdrawn_request_does_not_count_towards_a_size_or_a_delay() -> 
     assert model.take() is None
 
 
+def test_DB12_a_request_of_another_shape_ends_the_wait() -> None:
+    """What stands before it cannot become more, so it runs at once; the other one waits for its own delay."""
+    model = started(OldestBatcher, 2, inputs=(variable(),), preferred=(4,), delay_ms=10)
+    model.offer(model.ask(1, 1, shape=(4,)), model.ask(2, 1, shape=(8,)))
+    model.run()
+    assert model.rows_run == [[1]]
+    assert model.batcher.wake_at() == model.now_ns + 10 * MS
+
+
 def test_SB03_a_drain_holds_nothing_back() -> None:
     """``flush``: as if the delay had passed."""
     model = started(OldestBatcher, 4, preferred=(4,), delay_ms=1000)
