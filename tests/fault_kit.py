@@ -22,6 +22,7 @@ from headrace.consumers.service import Worker
 from headrace.consumers.settings import WorkerSettings
 from headrace.repository.repository import Repository
 from headrace.schemas.codec import decode_response, encode_request
+from headrace.schemas.errors import InferError
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import SOURCE, STATUS, TP, Header, Out, Record
 from headrace.schemas.tensor import Tensor
@@ -44,6 +45,7 @@ class Answer(NamedTuple):
     status: str
     reason: str
     values: tuple[float, ...]
+    text: str = ""
 
 
 class Logs(Protocol):
@@ -148,8 +150,7 @@ class Running:
         self.worker = worker
         self.log = log
         (model,) = repository.models.values()
-        (version,) = model.versions.values()
-        self._model = version.model
+        self._model = model.versions[max(model.versions)].model
         self._stop = asyncio.Event()
         self.task = asyncio.create_task(self._serve())
 
@@ -442,9 +443,11 @@ def _key(record: Record, header: str) -> Key:
 def _answer(record: Record) -> Answer:
     headers = dict(record.headers)
     status, reason = headers[STATUS].decode(), headers.get("reason", b"").decode()
-    if status != "OK":
-        return Answer(status, reason, ())
-    (output,) = decode_response(record.value, record.headers).outputs
+    try:
+        (output,) = decode_response(record.value, record.headers).outputs
+    except InferError as error:
+        assert status != "OK"
+        return Answer(status, reason, (), error.detail)
     return Answer(status, reason, tuple(output.numpy().reshape(-1)[:4].tolist()))
 
 
@@ -489,3 +492,11 @@ async def group_of(bootstrap: str, group: str) -> tuple[str, int]:
         return found[2], len(found[5])
     finally:
         await admin.close()
+
+
+async def until_members(bootstrap: str, group: str, count: int) -> None:
+    """Wait until a group is stable with so many members."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while (found := await group_of(bootstrap, group)) != ("Stable", count):
+        assert asyncio.get_running_loop().time() < deadline, f"{found}, expected {count} members"
+        await asyncio.sleep(0.05)

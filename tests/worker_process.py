@@ -6,8 +6,10 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Self
 
 import aiohttp
 from headrace.deploy.serving import free_ports
@@ -63,6 +65,21 @@ class WorkerProcess:
             for sample in family.samples
             if sample.name == name
         )
+
+    async def until_metric(self, name: str, above: float = 0.0) -> None:
+        """Wait until the sum of a metric is above a value; fails if the process ends first."""
+        async with asyncio.timeout(START_S):
+            while await self.metric(name) <= above:
+                assert self.process.returncode is None, self.tail()
+                await asyncio.sleep(0.05)  # it does not say when it changes
+
+    async def partitions(self, model: str) -> set[int]:
+        """Return the partitions of the live sequences that it holds."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self._url}/v2/models/{model}/sequences?limit=1000") as answer,
+        ):
+            return {row["partition"] for row in (await answer.json())["sequences"]}
 
     def resident_bytes(self, field: str = "VmRSS") -> int:
         """Return the memory that it holds now, or its peak (``VmHWM``)."""
@@ -129,6 +146,69 @@ async def worker_process(
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+class Crew:
+    """Worker processes of one repository that come and go by name; an async context manager, which kills who is left.
+
+    Attributes:
+        workers: Name → the running process.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        properties: Mapping[str, str],
+        prefix: str,
+        *,
+        folder: Path,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.workers: dict[str, WorkerProcess] = {}
+        self._make = partial(worker_process, repository, properties, prefix)
+        self._folder = folder
+        self._options = options
+        self._stacks: dict[str, AsyncExitStack] = {}
+
+    async def __aenter__(self) -> Self:
+        """Run nobody yet."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Kill who still runs."""
+        for name in list(self.workers):
+            await self.end(name)
+
+    async def start(self, *names: str, options: Sequence[str] = ()) -> None:
+        """Start workers of these names at the same time, and wait until they are ready."""
+        more = (*self._options, *options)
+
+        async def start(name: str) -> None:
+            stack = AsyncExitStack()
+            place = self._folder / name
+            context = self._make(folder=place, options=("--worker-id", name, *more))
+            self.workers[name] = await stack.enter_async_context(context)
+            self._stacks[name] = stack
+
+        async with asyncio.TaskGroup() as tasks:
+            for name in names:
+                tasks.create_task(start(name))
+
+    async def held(self, model: str) -> dict[str, set[int]]:
+        """Return name → the partitions whose sequences it holds."""
+        return {name: await worker.partitions(model) for name, worker in self.workers.items()}
+
+    async def until_held(self, model: str, count: int) -> None:
+        """Wait until every worker holds sequences of so many partitions; somebody sends steps."""
+        deadline = asyncio.get_running_loop().time() + START_S
+        while any(len(partitions) != count for partitions in (await self.held(model)).values()):
+            assert asyncio.get_running_loop().time() < deadline, await self.held(model)
+            await asyncio.sleep(0.05)
+
+    async def end(self, name: str) -> None:
+        """Kill a worker, or clear up behind one that has ended."""
+        del self.workers[name]
+        await self._stacks.pop(name).aclose()
 
 
 def _files(folder: Path, properties: Mapping[str, str]) -> tuple[Path, Path]:
