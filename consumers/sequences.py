@@ -297,7 +297,9 @@ class Sequences:
                 lane = self._new(table, key, entry)
             else:
                 if not lane.is_open:
-                    self._mark(lane.closed_as)  # it is never idle between the two, and `idle` counts the others
+                    self._mark(
+                        lane.closed_as
+                    )  # it is never idle between the two, and `idle` counts the others
                 # On another version, its batcher hands it over: earlier steps may still be on their way there.
                 table.lanes.move_to_end(key)
             lane.version = entry.version
@@ -418,10 +420,20 @@ class Sequences:
     def silent(self, tp: TP, wall_ms: float) -> bool:
         """Whether some sequence of a partition would be expired by `reap` if ``wall_ms`` is certain."""
         table = self._tables.get(tp)
-        if table is None or not table.lanes:
-            return False
-        lane = next(iter(table.lanes.values()))
-        return max(wall_ms, table.log_ms) - lane.timestamp_ms > self._idle_ms
+        return table is not None and next(self._silent(table, wall_ms), None) is not None
+
+    def _silent(self, table: _Table, wall_ms: float) -> Iterator[LiveSequence]:
+        """Yield the idle sequences that were silent for too long; not while the table changes.
+
+        Busy ones are passed over, and there are never more of them than requests in flight: with memory of its own
+        a model may have the longest silent one in the backlog, waiting for the slot of a silent one behind it.
+        """
+        before_ms = max(wall_ms, table.log_ms) - self._idle_ms
+        for lane in table.lanes.values():
+            if lane.timestamp_ms >= before_ms:
+                return
+            if lane.is_idle:
+                yield lane
 
     def reap(self, tp: TP, wall_ms: float = 0) -> dict[bytes, SequenceState]:
         """Expire idle sequences that were silent for too long (FAULTS B88: each once).
@@ -438,11 +450,7 @@ class Sequences:
         reaped: dict[bytes, SequenceState] = {}
         if table is None:
             return reaped
-        now_ms = max(wall_ms, table.log_ms)
-        while table.lanes and len(reaped) < REAP_AT_ONCE:
-            lane = next(iter(table.lanes.values()))
-            if now_ms - lane.timestamp_ms <= self._idle_ms or not lane.is_idle:
-                break  # what is queued or runs comes first; it moves on by itself
+        for lane in list(islice(self._silent(table, wall_ms), REAP_AT_ONCE)):
             marker = lane.expire()
             self._release(lane)
             del table.lanes[lane.key]

@@ -364,6 +364,22 @@ def test_a_busy_sequence_is_not_reaped() -> None:
     assert table.sequences.reap(HERE, 9000) == {}
 
 
+def test_a_busy_sequence_hides_no_silent_one() -> None:
+    """A backlogged one that is silent longest waits for the slot of the silent one behind it."""
+    table = Table(keeps_state=False)
+    table.route(step(0, 1, start=True))
+    table.run()
+    table.route(step(1, 2, start=True, ms=10))  # waits for a slot
+    table.route(step(2, 1, ms=20))
+    (busy,) = table.queued[:1]
+    table.queued.remove(busy)
+    table.run()
+    assert table.sequences.silent(HERE, 1500)
+    assert set(table.sequences.reap(HERE, 1500)) == {b"u:1"}
+    assert table.released == [b"u:1"]
+    assert [lane.sequence_id for lane in table.sequences] == [2]
+
+
 def test_the_number_of_live_sequences_is_bounded() -> None:
     """A START above it is refused at once, whichever partition it is on; others go on."""
     table = Table(max_live=1)
