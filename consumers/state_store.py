@@ -234,15 +234,16 @@ class StateStore(Generic[S]):
         part.dirty.update(settling)
         self.saved(owner, saved)
 
-    def snapshots(self, owner: TP, position: Position) -> Iterator[Sequence[Out]]:
+    def snapshots(self, owner: TP, position: Position) -> Iterator[Sequence[Out]] | None:
         """Return what must be acknowledged before the position is committed, and the tombstones that are due.
 
-        What they hold is fixed by this call; it is encoded chunk by chunk, as they are taken.
+        What they hold is fixed by this call; it is encoded chunk by chunk, as they are taken. None for a partition
+        that was closed since: nobody knows any more what was settled of it.
         """
         del position  # everything settled is written, and that is at least what it stands for
         part = self._parts.get(owner)
         if part is None:
-            return iter(())
+            return None
         return self._chunks(owner, part, part.freeze(), list(self._due(part, self._wall_ms())))
 
     def saved(self, owner: TP, outs: Sequence[Out]) -> None:

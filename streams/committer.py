@@ -117,6 +117,7 @@ class Committer:
         async with self._committing:
             taken, self._pending = self._pending, {}
             due = {tp: at for tp, at in taken.items() if self._member.owns(tp, at.epoch)}
+            self._fenced.update({tp: at.epoch for tp, at in taken.items() if tp not in due})
             try:
                 if self._cover is not None:
                     await self._save(self._cover, due)
@@ -124,15 +125,24 @@ class Committer:
             except BaseException:
                 self._pending = {**due, **self._pending}
                 raise
-            for tp, at in taken.items():
-                if tp not in due or tp in refused:
+            for tp, at in due.items():
+                if tp in refused:
                     self._fenced[tp] = at.epoch
                 elif self._cover is not None and self._member.owns(tp, at.epoch):
                     self._cover.committed(tp, at)
 
-    async def _save(self, cover: Cover, due: Mapping[TP, Position]) -> None:
-        """Publish the snapshots that these positions need, all owners' in common rounds of bounded size."""
-        chunks = {tp: cover.snapshots(tp, at) for tp, at in due.items()}
+    async def _save(self, cover: Cover, due: dict[TP, Position]) -> None:
+        """Publish the snapshots that these positions need, all owners' in common rounds of bounded size.
+
+        Positions that stand for forgotten states are removed: committed, they would lose steps (D3).
+        """
+        chunks: dict[TP, Iterator[Sequence[Out]]] = {}
+        for tp, at in list(due.items()):
+            found = cover.snapshots(tp, at)
+            if found is None:
+                del due[tp]
+            else:
+                chunks[tp] = found
         while chunks:
             taken = self._next_round(chunks, due)
             if taken:

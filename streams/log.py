@@ -193,17 +193,18 @@ class Reader(Protocol):
 class Cover(Protocol):
     """What must be durable before a position may be committed: snapshots of state (DELIVERY P-3).
 
-    All calls but those of `snapshots`' result come in the loop, and none waits. Owners without state are passed
-    over.
+    All calls but those of `snapshots`' result come in the loop, and none waits. Owners whose state is forgotten are
+    passed over.
     """
 
     def settled(self, owner: TP, position: Position) -> None:
         """Every answer up to this position is acknowledged: from now on snapshots may say what follows from them."""
 
-    def snapshots(self, owner: TP, position: Position) -> Iterator[Sequence[Out]]:
+    def snapshots(self, owner: TP, position: Position) -> Iterator[Sequence[Out]] | None:
         """Return the records that must be acknowledged before the position is committed, in chunks of bounded size.
 
-        What they hold is fixed by this call, however late the chunks are taken.
+        What they hold is fixed by this call, however late the chunks are taken. None where what the position stands
+        for is forgotten: then it is never committed, and its records are read again.
         """
 
     def saved(self, owner: TP, outs: Sequence[Out]) -> None:

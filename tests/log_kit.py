@@ -69,11 +69,13 @@ class Snapshots:
 
     Attributes:
         dirty: Owner → chunks of its next commit.
+        forgotten: Owners of which nothing is known.
         told: Every call in order: its name, the owner and the position's offset or the records.
     """
 
     def __init__(self):
         self.dirty = {}
+        self.forgotten = set()
         self.told = []
 
     def settled(self, owner, position):
@@ -81,7 +83,7 @@ class Snapshots:
 
     def snapshots(self, owner, position):
         self.told.append(("snapshots", owner, position.offset))
-        return iter(self.dirty.get(owner, ()))
+        return None if owner in self.forgotten else iter(self.dirty.get(owner, ()))
 
     def saved(self, owner, outs):
         self.told.append(("saved", owner, [out.value for out in outs]))

@@ -15,7 +15,7 @@ from headrace.streams.memory_source import MemorySource
 class HastyCommitter(Committer):
     """Commits, then publishes the snapshots."""
 
-    async def _save(self, cover: Cover, due: Mapping[TP, Position]) -> None:
+    async def _save(self, cover: Cover, due: dict[TP, Position]) -> None:
         """Commit first."""
         await self._member.commit(due)
         await super()._save(cover, due)

@@ -192,6 +192,28 @@ class TestCover:
             commits = [(tp, offset) for name, tp, offset in cover.told if name == "committed"]
             assert commits == [(a, 1), (b, 2)]
 
+    async def test_P3_a_position_whose_states_are_forgotten_is_never_committed(
+        self, log, topic, unique
+    ):
+        """D3: it is neither kept for the next time nor fenced, and another one of that epoch is committed as ever."""
+        state = unique("state")
+        await log.ensure([TopicSpec(state, 1)])
+        worker, source = join(log, f"g-{topic}", topic)
+        a, b, cover = TP(topic, 0), TP(topic, 1), Snapshots()
+        cover.forgotten = {a}
+        async with source:
+            delivery = log.delivery(source, Mode.AT_LEAST_ONCE, cover)
+            cover.dirty[b] = [snapshots(state, 1)]
+            upto = {tp: Position(2, "", worker.epochs[tp]) for tp in (a, b)}
+            assert set((await delivery.settle(upto)).values()) == {Outcome.SETTLED}
+            await delivery.flush()
+            found = await source.committed({a, b})
+            assert (found[a], found[b].offset) == (None, 2)
+            cover.forgotten = set()
+            later = {a: Position(3, "", worker.epochs[a])}
+            assert await delivery.settle(later) == {a: Outcome.SETTLED}
+            assert (await source.committed({a}))[a].offset == 3
+
     async def test_P7_P8_a_former_owner_publishes_no_snapshot(self, logs, unique):
         """What a revocation could not commit is not committed later under a new epoch, and leaves no trace."""
         name, state, absent = unique("t"), unique("state"), unique("absent")
