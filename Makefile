@@ -8,12 +8,14 @@ STAMP := .venv/.installed
 PACKAGES := schemas backends repository streams consumers deploy
 # Test processes side by side; each that meets a Kafka test starts one broker of its own.
 JOBS ?= 2
+# Storms that `make simulate` plays of each kind.
+SEEDS ?= 10000
 
 # Interpreters come from the machine, never from the network.
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo demo-speech test check lint format bench wheel requirements clean
+.PHONY: help setup demo demo-speech test simulate check lint format bench wheel requirements clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -39,6 +41,9 @@ demo-speech: $(STAMP) ## Listen to 64 streams of real speech, kill the worker in
 
 test: $(STAMP) ## Run every test, those on a real Apache Kafka too (Java 17 and Maven).
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+simulate: $(STAMP) ## Play storms of crashes, zombies and rebalances on virtual time (SEEDS=100000).
+	HEADRACE_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) tests/simulation $(ARGS)
 
 check: lint ## Format, lint, types, layers, unit and property tests: before each commit.
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/unit tests/properties

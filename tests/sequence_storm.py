@@ -113,10 +113,13 @@ async def _strike(name: str, rng: random.Random, log: SequenceLog, fleet: Fleet)
     match name:
         case "compact":
             log.compact_states(tombstones=rng.random() < 0.5)
-        case "die":
+        case "orphan":
             log.faults += 1
-            await fleet.crash()
-            await asyncio.sleep(rng.choice((0.1, 0.3)))
+            zombie = fleet.evict(learns_after_s=2.0)
+            await asyncio.sleep(rng.choice((0.1, 0.3, 0.6)))
+            for other in set(fleet.running) - {zombie}:
+                await fleet.crash(other)
+            await asyncio.sleep(rng.choice((0.1, 0.3, 0.6)))
             await fleet.start()
         case "evict":
             log.faults += 1

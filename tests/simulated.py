@@ -267,21 +267,23 @@ class Fleet:
         stop.set()
         await task
 
-    async def crash(self) -> None:
-        """Kill one worker: nothing of it runs any more, nothing is said."""
-        worker, _, task = self.running.pop(self._any())
+    async def crash(self, name: str = "") -> None:
+        """Kill one worker, or this one: nothing of it runs any more, nothing is said."""
+        worker, _, task = self.running.pop(name or self._any())
         source = worker.models[self.model].source
         if source is not None:
             self._log.crash(source)  # type: ignore[arg-type]  # the memory log's own source
         task.cancel()
         self._crashed.append(task)
 
-    def evict(self, *, learns_after_s: float = 0.0) -> None:
-        """Let one worker's session expire; until it learns so it goes on as a zombie."""
-        worker = self.running[self._any()][0]
+    def evict(self, *, learns_after_s: float = 0.0) -> str:
+        """Let one worker's session expire; until it learns so it goes on as a zombie. Returns its name."""
+        name = self._any()
+        worker = self.running[name][0]
         source = worker.models[self.model].source
         if source is not None:
             self._log.evict(source, learns_after_s=learns_after_s)  # type: ignore[arg-type]  # the memory log's own
+        return name
 
     def check(self) -> None:
         """Raise what ended a worker that should still run."""
