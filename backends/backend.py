@@ -46,6 +46,9 @@ class Instance(Protocol):
     def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:
         """Run one batch and emit 0..n responses; blocking, called from the instance's own thread.
 
+        Of a sequence model `Batch.inputs` holds its control and state tensors too, and what becomes of the declared
+        states goes into `Responses.states`; one that is left out keeps its value (SEMANTICS SB-06, SB-07, SB-10).
+
         Raises:
             BackendError: The whole batch failed; nothing emitted so far counts.
         """

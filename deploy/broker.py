@@ -11,7 +11,7 @@ from headrace.schemas.errors import ConfigError
 from headrace.streams.embedded import HOST, EmbeddedBroker
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_properties import from_environment, read_properties
-from headrace.streams.topology import Topology
+from headrace.streams.topology import SESSION_TIMEOUT_MS, Topology
 
 EMBEDDED_PROPERTIES = {"max.request.size": str(8_000_000)}
 """The embedded broker takes larger records than Kafka's default; images fit."""
@@ -118,7 +118,10 @@ def _is_free(port: int) -> bool:
 def topology_of(settings: Settings) -> Topology:
     """Return the topic names of these settings."""
     own = (f"{settings.topic_prefix}.*",) if settings.allow_reply_topics else ()
+    session = kafka_properties(settings).get("session.timeout.ms", "")
     return Topology(
+        # A value that is no number is refused where the client's properties are read.
+        session_timeout_ms=int(session) if session.isdecimal() else SESSION_TIMEOUT_MS,
         prefix=settings.topic_prefix,
         partitions=settings.partitions,
         reply_topics=own + settings.allow_reply_topics,

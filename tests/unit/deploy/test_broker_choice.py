@@ -3,7 +3,12 @@
 import socket
 
 import pytest
-from headrace.deploy.broker import embedded_broker, embedded_properties, is_embedded
+from headrace.deploy.broker import (
+    embedded_broker,
+    embedded_properties,
+    is_embedded,
+    topology_of,
+)
 from headrace.deploy.settings import EMBEDDED_PORT, Settings, variable_name
 from headrace.schemas.errors import ConfigError
 
@@ -53,3 +58,13 @@ def test_what_the_settings_say_of_clients_counts_for_the_embedded_broker_too(mon
     assert properties["max.request.size"] == "5"
     assert properties["group.instance.id"] == "w1"
     assert properties["session.timeout.ms"] == "6000"
+
+
+def test_the_state_topics_know_the_session_timeout(tmp_path):
+    """Compaction leaves snapshots alone for longer than any zombie lives: ten sessions."""
+    assert topology_of(Settings()).session_timeout_ms == 45_000
+    properties = tmp_path / "client.properties"
+    properties.write_text("bootstrap.servers=a:1\nsession.timeout.ms=6000\n")
+    topology = topology_of(Settings(kafka_config=properties))
+    state = topology.model_specs("m", stateful=True)[-1]
+    assert state.settings["min.compaction.lag.ms"] == "60000"
