@@ -73,6 +73,16 @@ class WorkerProcess:
                 assert self.process.returncode is None, self.tail()
                 await asyncio.sleep(0.05)  # it does not say when it changes
 
+    async def rebalances(self) -> float:
+        """Return its count of rebalances as of now: the gauge is set by a round of the worker's, twice awaited here."""
+        for _ in range(2):
+            before = await self.metric("headrace_loop_lag_seconds")  # measured in each round
+            deadline = asyncio.get_running_loop().time() + START_S
+            while await self.metric("headrace_loop_lag_seconds") == before:
+                assert asyncio.get_running_loop().time() < deadline, self.tail()
+                await asyncio.sleep(0.05)
+        return await self.metric("headrace_rebalances")
+
     async def partitions(self, model: str) -> set[int]:
         """Return the partitions of the live sequences that it holds."""
         async with (

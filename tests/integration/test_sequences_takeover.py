@@ -311,6 +311,28 @@ async def test_KX07_steps_that_are_answered_twice_are_answered_equally(tmp_path)
         assert twice == set(again)
 
 
+async def test_P3_what_a_snapshot_covers_is_not_run_again(tmp_path):
+    """Killed between snapshot and commit: the records come again, and are closed as the state stands behind them."""
+    log = MemoryLog()
+    repository = write_folds(tmp_path)
+    async with SequenceStage(OneMemoryLog(log), "once") as stage:
+        async with stage.worker(repository) as first:
+            log.fail_commit(10**6)
+            await stage.step(Step(7, 1, start=True), *(Step(7, value) for value in range(5)))
+            await stage.until_answered(stage.sent)
+            store = first.worker.models[MODEL].sequences.store
+            await until(lambda: counts(first).snapshots and not len(store), "the snapshot")
+            await first.kill()
+        log.fail_commit(0)
+        async with stage.worker(repository):
+            await stage.step(Step(7, 9, end=True))
+            await stage.until_answered(stage.sent)
+            await stage.until_committed_all()
+            await stage.read_all()
+        check_folds(stage)
+        check_answers(stage, stage.sent, once=True)
+
+
 async def test_KX06_KX12_a_takeover_restores_every_sequence_under_its_own_type(
     tmp_path, logs, unique
 ):
