@@ -153,9 +153,8 @@ class LaneQueue(ABC):
                 # The sequence is over, and its successor waits like any other new one (SQ-05, KX-03).
                 self._holders.free(lane)
                 self._fill()
-            elif self._backlog.size and self._yields(head):
-                self._holders.park(lane)
-                self._fill()
+            elif self._parks and self._backlog.size:
+                self._give_way(lane, head)
         if head.version != self.version:
             self._holders.free(lane)
             self._size -= lane.waiting
@@ -169,11 +168,18 @@ class LaneQueue(ABC):
         else:
             self._admit(lane)
 
-    def _yields(self, head: Entry) -> bool:
-        """Whether a lane that could go on lets a backlogged one go first, whose request waits for longer."""
-        waiting = self._backlog.next().head
-        assert waiting is not None
-        return self._parks and waiting.admitted_ns < head.admitted_ns
+    def _give_way(self, lane: LiveSequence, head: Entry) -> None:
+        """Park a lane that could go on if a backlogged one, whose turn it is, has a request that waits for longer."""
+        waiting = self._backlog.next()
+        assert waiting.head is not None
+        if waiting.head.admitted_ns >= head.admitted_ns:
+            return
+        if self._holders.hand_over(lane, waiting):
+            self._backlog.pop()
+            self._make_ready(waiting)
+        else:
+            self._holders.park(lane)
+            self._fill()
 
     def _rest(self, lane: LiveSequence) -> None:
         """Take note that a lane has become idle."""

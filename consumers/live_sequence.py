@@ -29,6 +29,8 @@ _MARKS = {
 
 NO_SLOT = -1
 
+_LIVE = Flag.LIVE
+
 
 class LiveSequence:
     """One id of one partition.
@@ -150,9 +152,9 @@ class LiveSequence:
         Args:
             initial: The model's initial state.
         """
-        self.running = self.pop()
+        self.running = entry = self.pop()
         before = self.state
-        return initial if self.running.sequence_start or before is None else before
+        return initial if before is None or entry.sequence_start else before
 
     def finish(self, before: SequenceState) -> None:
         """Take note that the running step has ended, well or with an error (SQ-17), and how the sequence stands.
@@ -165,17 +167,20 @@ class LiveSequence:
         entry = self.running
         assert entry is not None, "nothing runs"
         self.running = None
-        flag = Flag.ENDED if entry.sequence_end else Flag.LIVE
         steps, found = before.steps, entry.state_out
-        tensors, shapes = before.tensors, before.shapes
         if found is not None:
             steps += 1
             tensors, shapes = found
-        if flag is not Flag.LIVE:
-            tensors, shapes = (), ()
+        else:
+            tensors, shapes = before.tensors, before.shapes
+        flag = _LIVE
+        if entry.sequence_end:
+            flag, tensors, shapes = Flag.ENDED, (), ()
         record = entry.record
-        self.state = entry.after = SequenceState(
-            record.offset, flag, record.timestamp, entry.version, steps, tensors, shapes
+        # Once per record: without the call of a constructor that would only make this tuple.
+        self.state = entry.after = tuple.__new__(
+            SequenceState,
+            (record.offset, flag, record.timestamp, entry.version, steps, tensors, shapes),
         )
 
     def doom(self, make: Callable[[Entry], InferError]) -> None:

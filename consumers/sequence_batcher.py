@@ -116,6 +116,8 @@ class SequenceBatcher(LaneQueue):
             head = lane.head
             if head is None:
                 self._rest(lane)
+            elif head.error is None:
+                self._proceed(lane)
             else:
                 self._advance(lane)
         if self._backlog.size:

@@ -86,6 +86,20 @@ class SlotHolders:
         self.free(lane)
         self.parked += 1
 
+    def hand_over(self, lane: LiveSequence, to: LiveSequence) -> bool:
+        """Park a lane and give its slot to one without; False if that slot is given to nobody any more (SQ-21)."""
+        slot = lane.slot
+        if self._slots.is_leaving(slot):
+            return False
+        lane.slot, to.slot = NO_SLOT, slot
+        lanes = self._lanes[lane.tp]
+        if to.tp is not lane.tp:
+            del lanes[slot]
+            lanes = self._lanes.setdefault(to.tp, {})
+        lanes[slot] = to
+        self.parked += 1
+        return True
+
     def free(self, lane: LiveSequence) -> None:
         """Let a lane have no slot; it is not idle, or `rest` was not told. Does nothing where it has none."""
         slot = lane.slot

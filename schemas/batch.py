@@ -155,7 +155,12 @@ class Batch:
         self.signature = signature
         self.entries = entries
         self.states = states
-        self.rows = sum([1 if entry is None else entry.rows for entry in entries])
+        # A step of a sequence has one row (SQ-02).
+        self.rows = (
+            len(entries)
+            if states
+            else sum([1 if entry is None else entry.rows for entry in entries])
+        )
         self._inputs: dict[str, Array] | None = None
 
     def __len__(self) -> int:

@@ -210,7 +210,7 @@ _READERS: dict[str, Callable[[Entry, bytes | None], None]] = {
 }
 _CORRELATION_IDS = frozenset((CORRELATION_ID, SPRING_CORRELATION_ID))
 _ECHOED = _CORRELATION_IDS | {TRACEPARENT, TRACESTATE}
-_SEQUENCE = frozenset((SEQUENCE_ID, SEQUENCE_ID_TYPE))
+MAX_UINT64_DIGITS = len(str(MAX_UINT64))
 
 
 def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call for the usual headers
@@ -228,6 +228,8 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
     error: InferError | None = None
     correlation: list[Header] = []
     has_sequence = False
+    sequence_id: bytes | None = None
+    sequence_type: bytes | None = b"uint64"
     for header in headers:
         name, raw = header
         try:
@@ -245,8 +247,10 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
                 reader(entry, raw)
             elif name.startswith(OPAQUE_PREFIX):
                 correlation.append((name, _opaque(name, raw)))
-            elif name in _SEQUENCE:
-                has_sequence = True
+            elif name == SEQUENCE_ID:
+                has_sequence, sequence_id = True, raw
+            elif name == SEQUENCE_ID_TYPE:
+                has_sequence, sequence_type = True, raw
         except InferError as exc:
             error = error or exc
         except (AttributeError, UnicodeDecodeError):
@@ -258,7 +262,15 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
         else:
             error = error or _too_much(echo)
     if has_sequence:
-        error = _read_sequence(entry, headers, error)
+        if (
+            sequence_type == b"uint64"
+            and sequence_id
+            and len(sequence_id) < MAX_UINT64_DIGITS
+            and sequence_id.isdigit()
+        ):
+            entry.sequence_id = int(sequence_id)  # a number, whether it says so or not
+        else:
+            error = _read_sequence(entry, headers, error)
     return error
 
 
