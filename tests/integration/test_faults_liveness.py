@@ -617,7 +617,7 @@ def check_nothing_left(running: Running) -> None:
     for delivery in model.source._deliveries:
         assert not any(delivery._outs.values())
         assert not any(delivery._late.values())
-        assert not delivery._pending
+        assert not len(delivery._committer)
     gc.collect()
     topics = {
         tp.topic for tp in model.partitions
