@@ -1,8 +1,10 @@
 """When a sequence has waited too long for a slot (SEMANTICS SQ-09). Pure.
 
 Any queued request of a sequence may carry a timeout or a deadline; the first that passes ends the sequence, but only
-while it waits in the backlog (DELIVERY P-15). So a sequence's times are kept from a request's admission until it
-leaves the queue, and count only while the sequence is *armed*.
+while it waits in the backlog for its first step (DELIVERY P-15). So a sequence's times are kept from a request's
+admission until it leaves the queue, and count only while the sequence is *armed*. A live sequence never is, though it
+may wait for a slot too: that it was parked, or came from another worker, is our doing, and its client asked for a
+step of something that exists.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TypeAlias
 
 from headrace.consumers.live_sequence import LiveSequence
 from headrace.schemas.batch import Entry
+from headrace.schemas.sequence import Flag
 
 _SLACK = 256
 """Stale heap items that are tolerated before tidying up."""
@@ -56,9 +59,9 @@ class BacklogTimeouts:
             heapify(times)
 
     def arm(self, lane: LiveSequence) -> None:
-        """Let a lane's times count from now on: it waits for a slot."""
+        """Let a lane's times count from now on: it waits for a slot; those of a live sequence never do."""
         times = self.times.get(lane)
-        if times is None:
+        if times is None or (lane.state is not None and lane.state.flag is Flag.LIVE):
             return
         assert lane.head is not None
         first = lane.head.record.offset

@@ -22,6 +22,7 @@ from headrace.consumers.sequence_batcher import BacklogBounds, SequenceBatcher
 from headrace.consumers.slots import INSTANCE_MASK, instance_of, row_of
 from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.errors import InferError, Reason
+from headrace.schemas.sequence import Flag
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from sequence_batching_kit import STRATEGIES, SUM, TPS, WIDE, Model
@@ -35,6 +36,7 @@ ENDS = {
     Reason.QUEUE_FULL,
     Reason.SEQUENCE_EXPIRED,
 }
+TIMES = {Reason.TIMEOUT_EXPIRED, Reason.DEADLINE_PASSED}
 
 
 class Ask(NamedTuple):
@@ -529,6 +531,24 @@ def bounds(make: type[SequenceBatcher], trace: Trace) -> None:
     assert not full or (not trace.has_states and trace.bounds is not WIDE)
 
 
+def live_steps(make: type[SequenceBatcher], trace: Trace) -> None:
+    """No timeout and no deadline takes a step of a live sequence away: only what has not begun expires (P-15).
+
+    Three sequences share one slot, and each step has a timeout.
+    """
+    run = drive(make, trace._replace(rows=1, candidates=1, instances=1, has_states=True))
+    for step in trace.steps:
+        asks = [ask._replace(key=ask.key % 3, timeout_us=4000) for ask in step.asks]
+        step = step._replace(asks=tuple(asks))  # noqa: PLW2901  # the same but for that
+        before = {lane: lane.state for lane in run.lanes}
+        seen = len(run.model.order)
+        run.step(step)
+        for one in run.model.order[seen:]:
+            error, state = run.model.answers[one], before.get(one.sequence)
+            if isinstance(error, InferError) and error.reason in TIMES:
+                assert state is None or state.flag is not Flag.LIVE
+
+
 PROPERTIES = (
     conservation,
     alone,
@@ -540,6 +560,7 @@ PROPERTIES = (
     quiescence,
     drain,
     bounds,
+    live_steps,
 )
 
 Property = Callable[[type[SequenceBatcher], Trace], None]
@@ -708,6 +729,21 @@ class HasNoBounds:
         self._backlog._bounds = WIDE
 
 
+class ExpiresTheLive:
+    """What was parked waits like any other."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        arm = self._timeouts.arm
+
+        def arm_all(lane):
+            state, lane.state = lane.state, None
+            arm(lane)
+            lane.state = state
+
+        self._timeouts.arm = arm_all
+
+
 class WakesLate:
     def wake_at(self):
         wake_ns = super().wake_at()
@@ -733,6 +769,7 @@ PLANTED: tuple[tuple[Property, type], ...] = (
     (alone, ResetsNothing),
     (alone, StaysOnItsVersion),
     (bounds, HasNoBounds),
+    (live_steps, ExpiresTheLive),
     (quiescence, WakesLate),
     (drain, HoldsBackOnFlush),
 )

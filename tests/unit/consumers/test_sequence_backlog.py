@@ -6,7 +6,7 @@ import pytest
 from batching_kit import MS
 from headrace.consumers.backlog import Backlog, BacklogBounds
 from headrace.consumers.backlog_timeouts import BacklogTimeouts
-from headrace.consumers.live_sequence import LiveSequence
+from headrace.consumers.live_sequence import NO_SLOT, LiveSequence
 from headrace.consumers.sequence_batcher import SequenceBatcher
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import InferError, Reason
@@ -201,6 +201,54 @@ def test_P15_the_time_of_a_request_that_has_run_ends_nothing(make: type[Sequence
     model.tick(50)
     assert model.sums(*successor) == [None, None]
     assert model.batcher.wake_at() is None
+
+
+@both
+@pytest.mark.parametrize("number", [0, 1])
+def test_P15_no_time_ends_a_live_sequence_that_was_parked(
+    make: type[SequenceBatcher], number: int
+) -> None:
+    """It gave its slot to another one, which is our doing: its step waits for a slot again and runs, however late."""
+    model = full(make, states=Model().states)
+    model.offer(model.ask(2, 5, "S"))
+    model.run()
+    assert model.lane(1).slot == NO_SLOT
+    model.offer(model.ask(2, 1))
+    assert model.take() is not None
+    steps = [model.ask(1, 10), model.ask(1, 20)]
+    steps[number].timeout_us, steps[number].expires_ns = 5000, model.now_ns + 3 * MS
+    for step in steps:
+        model.offer(step)
+    assert model.batcher.backlogged == 1
+    assert model.batcher.wake_at() is None
+    model.tick(50)
+    model.finish()
+    model.run()
+    assert model.sums(*steps) == [11, 31]
+
+
+@both
+def test_SQ09_the_successor_of_a_live_sequence_times_out_once_that_has_ended(
+    make: type[SequenceBatcher],
+) -> None:
+    """Behind the END of a parked sequence a START waits with a timeout: it counts only for the new one."""
+    model = full(make, states=Model().states)
+    model.offer(model.ask(2, 5, "S"))
+    model.run()
+    model.offer(model.ask(2, 1))
+    assert model.take() is not None
+    end = model.ask(1, 10, "E")
+    successor = model.chain(1, [7, 8], timeout_us=60_000)
+    model.offer(end, *successor)
+    model.tick(50)
+    model.finish()
+    model.offer(model.ask(3, 1, "S"))
+    assert model.take() is not None
+    model.finish()
+    assert model.sums(end, *successor) == [11, None, None]
+    assert model.batcher.backlogged == 1
+    model.tick(20)
+    assert model.sums(end, *successor) == [11, "timeout_expired", "timeout_expired"]
 
 
 def test_timeouts_forget_what_left_the_queue() -> None:
