@@ -24,8 +24,9 @@ The rules, each with its counterexample in the tests:
    snapshot in it was continued from the greatest of theirs, so no reader can miss them, and the garbage is that of one
    takeover. Where we have none (a marker that was restored), the one that won goes last: a crash in between
    must not bring an older one back.
-5. Two records of one of our keys never race: what a commit writes now is left out of `begin`'s, and what `begin` wrote
-   does not count as saved where a commit wrote an older one meanwhile. Else compaction could keep the older.
+5. Two records of one of our keys never race: what a commit writes now, tombstones too, is left out of `begin`'s, and
+   what `begin` wrote does not count as saved where a commit wrote an older one meanwhile. Else compaction could keep
+   the older.
 
 Pure: no await, no clock, no logging. What is stored is never copied, so it must be immutable.
 """
@@ -199,14 +200,14 @@ class StateStore(Generic[S]):
         part.settling.update(part.staged)
         part.staged = {}
         if self._record_answers:
-            part.raced = set(part.frozen)
+            part.raced = part.contended()
             # Own tombstones go the way of the snapshots, for a commit's would race with them (5).
             gone = part.forgettable(list(islice(self._due(part, self._wall_ms()), MAX_FORGOTTEN)))
             part.emitted = [self._tombstone(tp, key, part.nonce) for key in gone]
             part.emitted += [self._snapshot(tp, part, *found) for found in part.settling.items()]
             return part.emitted, ()
         if self._every > 0:
-            part.raced = set(part.frozen)
+            part.raced = part.contended()
             again = {out.state_key for out in part.emitted}
             keys = [key for key in part.settling if self._is_full(part, key) or key in again]
             part.emitted = [
@@ -260,7 +261,9 @@ class StateStore(Generic[S]):
                 self.counts.tombstones += 1
                 if out.nonce != part.nonce:
                     part.removed(out.state_key, out.nonce)
-                elif out.state_key in part.passed and not part.is_pending(out.state_key):
+                    continue
+                part.forgetting.discard(out.state_key)
+                if out.state_key in part.passed and not part.is_pending(out.state_key):
                     written_ms = part.passed.pop(out.state_key)
                     self.counts.early += now_ms - written_ms < self._ended_ttl_ms
                     forgotten.append(out.state_key)
@@ -308,9 +311,9 @@ class StateStore(Generic[S]):
         for _ in range(2):  # the second time the winners of markers whose others are gone by now
             yield from self._chunked(self._tombstone(tp, *gone) for gone in part.removable(due))
         if not self._record_answers:
-            yield from self._chunked(
-                self._tombstone(tp, key, part.nonce) for key in part.forgettable(due)
-            )
+            gone = part.forgettable(due)
+            part.forgetting.update(gone)
+            yield from self._chunked(self._tombstone(tp, key, part.nonce) for key in gone)
 
     def _chunked(self, outs: Iterable[StateOut[S]]) -> Iterator[Sequence[Out]]:
         chunk: list[Out] = []

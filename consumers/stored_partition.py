@@ -48,6 +48,7 @@ class StoredPartition(Generic[S]):
         unsaved: Key → times staged since its last snapshot was made; only where snapshots are made every so often.
         answers: Key → input offset → recorded answer, from the committed offset on.
         foreign: Key → other takeovers' nonces under which it may still be in the topic, the winner's last.
+        forgetting: Keys of own tombstones that a commit is writing.
         superseded: Keys with foreign nonces of which an own snapshot is acknowledged.
         waiting: Key → offset and time of writing of markers that no commit has passed.
         passed: Key → time of writing of those that one has passed, in the order in which that came, ms.
@@ -60,6 +61,7 @@ class StoredPartition(Generic[S]):
         "dirty",
         "emitted",
         "foreign",
+        "forgetting",
         "frozen",
         "nonce",
         "passed",
@@ -88,6 +90,7 @@ class StoredPartition(Generic[S]):
         self.dirty: dict[bytes, S] = {}
         self.frozen: dict[bytes, S] = {}
         self.unsaved: dict[bytes, int] = {}
+        self.forgetting: set[bytes] = set()
         self.superseded: dict[bytes, None] = {}
         self.waiting: dict[bytes, tuple[int, int]] = {}
         self.passed: dict[bytes, int] = {}
@@ -115,6 +118,7 @@ class StoredPartition(Generic[S]):
         """Fix what a commit writes: everything that is settled and not saved."""
         self.frozen.update(self.dirty)
         self.dirty = {}
+        self.forgetting.clear()  # of a commit that failed
         if self.emitted:
             self.raced.update(self.frozen)
         if self.unsaved:
@@ -181,6 +185,10 @@ class StoredPartition(Generic[S]):
             if nonces and key not in self.superseded and not self.is_pending(key):
                 found += [(key, nonce) for nonce in nonces[:-1] or nonces]
         return found
+
+    def contended(self) -> set[bytes]:
+        """Return the keys of ours of which a commit has a record in its hands."""
+        return {*self.frozen, *self.forgetting}
 
     def forgettable(self, due: Sequence[bytes]) -> list[bytes]:
         """Return the keys among those that are due of which only our own record may be left."""

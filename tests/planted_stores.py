@@ -97,6 +97,14 @@ class Races(StateStore):
         super().settled(owner, position)
 
 
+class RacesTombstones(StateStore):
+    """Rule 5: what `begin` wrote counts, though a commit has the tombstone of the same key in its hands."""
+
+    def begin(self, tp):
+        self._parts[tp].forgetting.clear()
+        return super().begin(tp)
+
+
 class LosesFailedSettles(StateStore):
     """What was to be settled is forgotten when the settle fails."""
 

@@ -231,6 +231,29 @@ def id_used_again(world: World) -> None:
     world.check()
 
 
+def id_used_again_beside_its_tombstone(world: World) -> None:
+    """A commit has the tombstone of the marker in its hands while a settle writes the snapshot of the new START."""
+    for kind in "SES":
+        world.send(Y, kind)
+    owner = world.owner
+    owner.step(2)
+    owner.finish()
+    owner.commit_all()
+    owner.finish()
+    owner.start_commit()
+    while owner.chunk is None:
+        owner.save()
+    owner.step()
+    owner.finish()
+    owner.save()
+    owner.save_all()
+    owner.save()
+    world.check()
+    owner.commit_all()
+    assert world.committed[0] == 3
+    world.check()
+
+
 def second_run_differs(world: World) -> None:
     """An answer is published, then the worker dies before the commit, and a second run would give another one."""
     world.send(Y, "S")
@@ -300,6 +323,11 @@ CASES = {
     ),
     "P3 a race counts as saved": Case(
         snapshot_beside_a_commit, {"store": planted.Races}, {"every": 2}
+    ),
+    "P3 a tombstone's race counts as saved": Case(
+        id_used_again_beside_its_tombstone,
+        {"store": planted.RacesTombstones},
+        {"ended_ttl_ms": 0, "every": 1},
     ),
     "P3 a failed settle forgotten": Case(settle_fails, {"store": planted.LosesFailedSettles}),
     "P3 a failed commit forgotten": Case(commit_fails, {"store": planted.LosesFailedCommits}),
