@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
-from headrace.consumers.answering import Answer, Answering, Version
+from headrace.consumers.answering import Answer, Answering
 from headrace.consumers.dynamic import DynamicBatcher
 from headrace.consumers.observe import ModelObserver, WorkerMetrics
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
 from headrace.consumers.scheduler import Scheduler
 from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.version import Version
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import LoadedVersion
 from headrace.repository.repository import Repository

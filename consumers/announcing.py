@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from headrace.consumers.answering import Version
 from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.version import Version
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import WHOLE_MODEL
 from headrace.repository.repository import Repository

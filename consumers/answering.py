@@ -8,27 +8,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.dead_letters import dead_letter, record_bytes
 from headrace.consumers.encoding import (
     Answer,
     Encoded,
-    Encoder,
-    Encoding,
     encode_execution,
     holds_the_loop,
 )
 from headrace.consumers.execution import Execution
-from headrace.consumers.observe import ModelObserver
-from headrace.consumers.ordering import PreserveOrdering
 from headrace.consumers.outgoing import Outgoing
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.scheduler import Scheduler
 from headrace.consumers.settings import Clock
 from headrace.consumers.settle import Settler
+from headrace.consumers.version import Version
 from headrace.schemas.batch import Batch, Entry
 from headrace.schemas.errors import BackendError, InferError, Reason, TooLarge
 from headrace.schemas.record import TP, Headers, Out
@@ -37,53 +34,8 @@ logger = logging.getLogger(__name__)
 
 NOTHING = Encoded([], [], 0)
 
-Ordering: TypeAlias = PreserveOrdering[list[Answer]]
-
-
-class Healthy(Protocol):
-    """What is asked of a pool here."""
-
-    def healthy(self) -> bool:
-        """Whether every instance can execute."""
-
-
 ErrorEncoder: TypeAlias = Callable[[Entry, InferError, str, str], tuple[bytes, Headers]]
 """Entry, error, model name, model version → value and headers."""
-
-
-class Version:
-    """One version of the model at work.
-
-    Attributes:
-        scheduler: Its queue and instances.
-        pool: Its instances' threads.
-        encoder: How its responses are written.
-        encoding: Where they are written: in the loop, or large ones in a thread.
-        observer: What is counted.
-        decoupled: The model gives 0..n responses per request.
-        ordering: Holds answers back for ``preserve_ordering``; None where they leave as they come.
-    """
-
-    __slots__ = ("decoupled", "encoder", "encoding", "observer", "ordering", "pool", "scheduler")
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        pool: Healthy,
-        encoder: Encoder,
-        observer: ModelObserver,
-        *,
-        decoupled: bool = False,
-        preserve_ordering: bool = False,
-    ) -> None:
-        """Keep the parts."""
-        self.decoupled = decoupled
-        self.ordering: Ordering | None = PreserveOrdering() if preserve_ordering else None
-        self.scheduler = scheduler
-        self.pool = pool
-        self.encoder = encoder
-        self.encoding = Encoding()
-        self.observer = observer
 
 
 class Answering:
@@ -180,11 +132,37 @@ class Answering:
             version.ordering.admit([entry for entry in entries if id(entry) not in refused])
         return refusals
 
+    def in_one_line(self) -> None:
+        """Let all versions' answers leave through one line: a sequence may begin anew on another version (P-18)."""
+        first, *others = self.versions.values()
+        for version in others:
+            version.encoding, version.ordering = first.encoding, first.ordering
+
     def offer_steps(self, number: int, entries: Sequence[Entry]) -> None:
         """Queue steps of sequences for a version; those that are refused at once are answered."""
-        refusals = self.offer(number, entries)
+        version = self.versions[number]
+        if version.ordering is not None:
+            version.ordering.admit(
+                entries
+            )  # also those that are refused: their errors leave in their turn
+        refusals = version.scheduler.offer(entries)
         if refusals:
-            self.refused(self.versions[number].scheduler, refusals)
+            self.refused(version.scheduler, refusals)
+
+    def refuse_steps(self, refusals: Sequence[Refusal]) -> None:
+        """Answer records of no live sequence; those of an ended one behind its own answers, which may be on their way.
+
+        Else a crash in between would leave a marker that covers an answer which nobody gave (P-3).
+        """
+        version = next(iter(self.versions.values()))
+        ended = [refusal for refusal in refusals if refusal.entry.sequence is not None]
+        others = [refusal for refusal in refusals if refusal.entry.sequence is None]
+        if others:
+            self.refuse(others, dead_letters=_dead(others))
+        if ended:
+            if version.ordering is not None:
+                version.ordering.admit([refusal.entry for refusal in ended])
+            self._behind(version, partial(self._answer, version, ended))
 
     def drop(self, tp: TP) -> int:
         """Remove a partition's queued entries without answering; returns how many they were."""
@@ -257,18 +235,37 @@ class Answering:
         """Answer entries that left the queue without running; steps of sequences behind the answers before them."""
         version = self.versions[scheduler.version]
         answer = partial(self._refused, version, refusals)
-        if version.encoding.idle or all(refusal.entry.sequence is None for refusal in refusals):
-            answer(NOTHING)
+        if all(refusal.entry.sequence is None for refusal in refusals):
+            answer()
         else:
-            version.encoding.apart(lambda: NOTHING, answer, partial(self.failed, scheduler))
+            self._behind(version, answer)
 
-    def _refused(self, version: Version, refusals: Sequence[Refusal], _: Encoded) -> None:
-        observer = version.observer
+    def _behind(self, version: Version, answer: Callable[[], None]) -> None:
+        """Answer behind what is being encoded."""
+        if version.encoding.idle:
+            answer()
+        else:
+            failed = partial(self.failed, version.scheduler)
+            version.encoding.apart(lambda: NOTHING, lambda _: answer(), failed)
+
+    def _refused(self, version: Version, refusals: Sequence[Refusal]) -> None:
         for refusal in refusals:
-            observer.refused(refusal.error)
-        dead = [refusal.entry for refusal in refusals if refusal.entry.dead_letter]
-        self.refuse(refusals, dead_letters=dead)
+            version.observer.refused(refusal.error)
+        self._answer(version, refusals)
         self._room_made()
+
+    def _answer(self, version: Version, refusals: Sequence[Refusal]) -> None:
+        """Answer with errors; steps of sequences in their turn where ``preserve_ordering`` holds answers back."""
+        ordering = version.ordering
+        if ordering is None or all(refusal.entry.sequence is None for refusal in refusals):
+            self.refuse(refusals, dead_letters=_dead(refusals))
+            return
+        answers: list[list[Answer]] = []
+        for entry, error in refusals:
+            entry.error = error
+            self._count_refused(error.reason)
+            answers.append([(entry, *self._error(entry, error, entry.model_version))])
+        self._release(ordering.done([refusal.entry for refusal in refusals], answers))
 
     def broken(self, scheduler: Scheduler, batch: Batch, exc: BaseException) -> None:
         """Answer a batch whose instance died; readiness falls with it (FAULTS B42)."""
@@ -320,7 +317,12 @@ class Answering:
 
     def _release(self, released: Sequence[tuple[Entry, list[Answer]]]) -> None:
         answers = [answer for _, waiting in released for answer in waiting]
-        self._publish(answers, [entry for entry, _ in released])
+        copies = [
+            (entry, self._dead_letter(entry, entry.error))
+            for entry, _ in released
+            if entry.dead_letter and entry.error is not None
+        ]
+        self._publish(answers, [entry for entry, _ in released], copies)
 
     def _error(self, entry: Entry, error: InferError, version: str) -> tuple[bytes, Headers]:
         return self._encode_error(entry, error, self._model_name, version)
@@ -376,3 +378,8 @@ class Answering:
             target=TP(topic, entry.tp.partition % partitions),
             max_record_bytes=self._max_bytes,
         )
+
+
+def _dead(refusals: Sequence[Refusal]) -> list[Entry]:
+    """Return the entries whose records are kept as dead letters too."""
+    return [refusal.entry for refusal in refusals if refusal.entry.dead_letter]

@@ -74,9 +74,8 @@ def execute(
         max_state_bytes: Largest state of a sequence whose dims vary: it must fit into a record. 0 is any size.
     """
     started = now_ns()
-    with suppress(
-        InferError
-    ):  # admission checked the bytes; else execute raises it where it is isolated
+    with suppress(Exception):
+        # Whatever it is, the instance raises it again when it asks, where it is isolated.
         batch.inputs()
     gathered = now_ns()
     parts: list[Part] = []

@@ -17,7 +17,7 @@ from headrace.schemas.infer import SequenceId
 from headrace.schemas.record import TP
 from headrace.schemas.sequence import Flag, SequenceState
 
-_MARKS = {
+ENDING = {
     Reason.SEQUENCE_EXPIRED: Flag.EXPIRED,
     Reason.SEQUENCE_LOST: Flag.LOST,
     Reason.TIMEOUT_EXPIRED: Flag.EXPIRED,
@@ -193,7 +193,7 @@ class LiveSequence:
         for entry in self:
             if entry.error is None:
                 entry.error = make(entry)
-                self.closed_as = _MARKS.get(entry.error.reason, Flag.ENDED)
+                self.closed_as = ENDING.get(entry.error.reason, Flag.ENDED)
 
     def refuse(self, entry: Entry) -> None:
         """Take note that a request was answered with its ``error`` in its turn, without running.
@@ -202,7 +202,7 @@ class LiveSequence:
         marker that says so. A sequence of which nothing is known yet stays unknown after other errors.
         """
         assert entry.error is not None
-        before, mark = self.state, _MARKS.get(entry.error.reason)
+        before, mark = self.state, ENDING.get(entry.error.reason)
         offset = entry.record.offset
         if before is None:
             if mark is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from headrace.consumers.answering import Version
 from headrace.consumers.direct import DirectBatcher
 from headrace.consumers.live_sequence import LiveSequence
 from headrace.consumers.model_sequences import ModelSequences, StateOptions
@@ -14,6 +13,7 @@ from headrace.consumers.oldest import OldestBatcher
 from headrace.consumers.sequence_batcher import BacklogBounds, SequenceBatcher
 from headrace.consumers.sequences import Sequences
 from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.version import Version
 from headrace.repository.models import LoadedModel, LoadedVersion
 from headrace.schemas.config_parameters import read_record_answers, read_snapshot_every
 from headrace.schemas.errors import ConfigError

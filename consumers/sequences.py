@@ -14,15 +14,16 @@ Rules of this module:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from headrace.consumers.batcher import Refusal
-from headrace.consumers.live_sequence import LiveSequence
+from headrace.consumers.live_sequence import ENDING, LiveSequence
+from headrace.consumers.sequence_table import SequenceTable
+from headrace.consumers.sequence_words import SequenceWords
 from headrace.schemas.batch import Entry
-from headrace.schemas.errors import InferError, InvalidRequest, QueueFull, Reason
+from headrace.schemas.errors import InferError, InvalidRequest
 from headrace.schemas.model_config import ControlKind
 from headrace.schemas.record import TP
 from headrace.schemas.sequence import (
@@ -36,9 +37,6 @@ from headrace.schemas.signature import Signature
 from headrace.streams.status import SequenceCounts
 
 MAX_KEY_BYTES = MAX_ID_BYTES + 2
-START_FIRST = "must specify the START flag on the first request of the sequence"
-"""What Triton says to a request of an unknown sequence (SQ-03)."""
-
 REAP_AT_ONCE = 1000
 """Sequences that one look of the reaper expires at most: it shares the loop with heartbeats."""
 
@@ -55,32 +53,6 @@ class Routed(NamedTuple):
     by_version: dict[int, list[Entry]]
     refusals: list[Refusal]
     closed: list[Entry]
-
-
-class _Table:
-    """One partition's sequences.
-
-    Attributes:
-        epoch: Our epoch of its assignment.
-        lanes: Key → live sequence, the longest silent first.
-        markers: Key → what ended.
-        details: Key → why its state could not be restored.
-        log_ms: Greatest record timestamp that was read.
-    """
-
-    __slots__ = ("details", "epoch", "lanes", "log_ms", "markers")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        # An ordered dict, for the longest silent one must be found without walking over removed places.
-        self.lanes: OrderedDict[bytes, LiveSequence] = OrderedDict()
-        self.markers: dict[bytes, SequenceState] = {}
-        self.details: dict[bytes, str] = {}
-        self.log_ms = 0
-
-    def state(self, key: bytes) -> SequenceState | None:
-        lane = self.lanes.get(key)
-        return self.markers.get(key) if lane is None else lane.state
 
 
 class Sequences:
@@ -121,13 +93,14 @@ class Sequences:
         self._signature = signatures[max(signatures)]
         self._must_check = any(c.kind is ControlKind.CORRID for c in self._signature.controls)
         self._idle_ms = idle_us / 1000
+        self._words = SequenceWords(self._signature.model_name, self._idle_ms)
         self._keeps_state = keeps_state
         self._checks_keys = checks_keys
         self._max_live = max_live
         self._release = release
         self._adopt = adopt
         self._on_split = on_split
-        self._tables: dict[TP, _Table] = {}
+        self._tables: dict[TP, SequenceTable] = {}
         self._live = 0
 
     def __repr__(self) -> str:
@@ -169,12 +142,11 @@ class Sequences:
             Key → marker of the sequences that are lost by this takeover and should be remembered so.
         """
         self.close(tp)
-        table = self._tables[tp] = _Table(epoch)
+        table = self._tables[tp] = SequenceTable(epoch)
         table.details.update(details)
         lost: dict[bytes, SequenceState] = {}
         # The reaper needs the longest silent first, and the topic's order is that of the snapshots.
         for key, state in sorted(states.items(), key=lambda item: item[1].timestamp_ms):
-            table.log_ms = max(table.log_ms, state.timestamp_ms)
             if state.flag is not Flag.LIVE:
                 table.markers[key] = state
                 continue
@@ -201,7 +173,11 @@ class Sequences:
 
     def resume(self, tp: TP, epoch: int) -> None:
         """Go on with a partition that came back before anybody else had it (DELIVERY P-7)."""
-        self._tables[tp].epoch = epoch
+        table = self._tables[tp]
+        table.epoch = epoch
+        table.log_ms = (
+            0  # what was read and never ran is read again, and decides by its own time (P-15)
+        )
 
     def close(self, tp: TP) -> None:
         """Forget a partition: it is somebody else's, or taken over anew."""
@@ -270,30 +246,21 @@ class Sequences:
             return exc
         if not self._checks_keys or entry.record.key == key[2:]:
             return None
-        given = entry.record.key
-        shown = "no key" if given is None else f"the key {given[:60]!r}"
-        return InvalidRequest(
-            f"the record has {shown}, expected its sequence id {key[2:62]!r}: records of one sequence must be in one "
-            "partition",
-            reason=Reason.INVALID_HEADER,
-        )
+        return self._words.other_key(entry.record.key, key[2:])
 
     def _place(
-        self, table: _Table, lane: LiveSequence | None, key: bytes, entry: Entry
+        self, table: SequenceTable, lane: LiveSequence | None, key: bytes, entry: Entry
     ) -> InferError | None:
         """Bind a request to its sequence; returns an error where it has none."""
         at_ms = entry.record.timestamp
         if lane is not None and lane.is_open and at_ms - lane.timestamp_ms > self._idle_ms:
             lane.is_open, lane.closed_as = False, Flag.EXPIRED
             if not entry.sequence_start:
-                return self._expired(entry, at_ms - lane.timestamp_ms)
+                return self._words.expired(entry.sequence_id, at_ms - lane.timestamp_ms)
         if entry.sequence_start:
             if lane is None:
                 if self._live >= self._max_live:
-                    return QueueFull(
-                        f"model '{self._signature.model_name}' has {self._live} live sequences, expected at most "
-                        f"{self._max_live} (max_live_sequences); start this one later"
-                    )
+                    return self._words.too_many(self._live, self._max_live)
                 lane = self._new(table, key, entry)
             else:
                 if not lane.is_open:
@@ -306,11 +273,7 @@ class Sequences:
         elif lane is None or not lane.is_open:
             return self._closed(table, lane, key, entry)
         elif entry.model_version and entry.version != lane.version:
-            return InvalidRequest(
-                f"inference request for sequence {entry.sequence_id} to model '{self._signature.model_name}' asks for "
-                f"version {entry.version}, and the sequence is on version {lane.version}: another one {START_FIRST}",
-                reason=Reason.SEQUENCE_UNKNOWN,
-            )
+            return self._words.other_version(entry.sequence_id, entry.version, lane.version)
         else:
             entry.version = lane.version
             table.lanes.move_to_end(key)
@@ -320,7 +283,7 @@ class Sequences:
         entry.sequence = lane
         return None
 
-    def _new(self, table: _Table, key: bytes, entry: Entry) -> LiveSequence:
+    def _new(self, table: SequenceTable, key: bytes, entry: Entry) -> LiveSequence:
         state = table.markers.pop(key, None)
         table.details.pop(key, None)
         lane = LiveSequence(key, entry.sequence_id, entry.tp, table.epoch, entry.version, state)
@@ -333,7 +296,7 @@ class Sequences:
         return lane
 
     def _closed(
-        self, table: _Table, lane: LiveSequence | None, key: bytes, entry: Entry
+        self, table: SequenceTable, lane: LiveSequence | None, key: bytes, entry: Entry
     ) -> InferError:
         """Return why a request without START has no sequence: which text and reason depends on how it ended."""
         flag: Flag | None = None
@@ -342,39 +305,28 @@ class Sequences:
             flag, last_ms = lane.closed_as, lane.timestamp_ms
         elif (marker := table.markers.get(key)) is not None:
             flag, last_ms = marker.flag, marker.timestamp_ms
+        sequence_id = entry.sequence_id
         if flag is Flag.EXPIRED:
-            return self._expired(entry, entry.record.timestamp - last_ms)
-        text = (
-            f"inference request for sequence {entry.sequence_id} to model '{self._signature.model_name}' "
-            f"{START_FIRST}"
-        )
+            return self._words.expired(sequence_id, entry.record.timestamp - last_ms)
         if flag is Flag.LOST:
-            why = table.details.get(key, "its state is gone")
-            return InvalidRequest(f"{text}: it was lost, {why}", reason=Reason.SEQUENCE_LOST)
+            return self._words.lost(sequence_id, table.details.get(key, "its state is gone"))
         for tp, other in self._tables.items():
             if other is not table and (twin := other.lanes.get(key)) and twin.is_open:
                 self.counts.split += 1
                 self._on_split(key, entry.tp, tp)
-                text += (
-                    f" (it is live on partition {tp.partition}, and this is {entry.tp.partition})"
+                return self._words.unknown(
+                    sequence_id, there=tp.partition, here=entry.tp.partition
                 )
-                break
-        return InvalidRequest(text, reason=Reason.SEQUENCE_UNKNOWN)
-
-    def _expired(self, entry: Entry, silent_ms: float) -> InvalidRequest:
-        return InvalidRequest(
-            f"inference request for sequence {entry.sequence_id} to model '{self._signature.model_name}' "
-            f"{START_FIRST}: it expired, {silent_ms / 1000:.3f} s after its last request, expected within "
-            f"{self._idle_ms / 1000:.3f} s (max_sequence_idle_microseconds)",
-            reason=Reason.SEQUENCE_EXPIRED,
-        )
+        return self._words.unknown(sequence_id)
 
     def _refuse(
-        self, table: _Table, key: bytes, entry: Entry, error: InferError, routed: Routed
+        self, table: SequenceTable, key: bytes, entry: Entry, error: InferError, routed: Routed
     ) -> None:
         """Answer a request with an error: in its turn if its sequence is known, else at once."""
         lane = table.lanes.get(key)
         if lane is not None:
+            if (mark := ENDING.get(error.reason)) is not None and lane.is_open:
+                lane.is_open, lane.closed_as = False, mark  # cancelled before it was read (SQ-16)
             entry.error, entry.sequence = error, lane
             entry.version = lane.version
             routed.by_version.setdefault(lane.home, []).append(entry)
@@ -420,20 +372,9 @@ class Sequences:
     def silent(self, tp: TP, wall_ms: float) -> bool:
         """Whether some sequence of a partition would be expired by `reap` if ``wall_ms`` is certain."""
         table = self._tables.get(tp)
-        return table is not None and next(self._silent(table, wall_ms), None) is not None
-
-    def _silent(self, table: _Table, wall_ms: float) -> Iterator[LiveSequence]:
-        """Yield the idle sequences that were silent for too long; not while the table changes.
-
-        Busy ones are passed over, and there are never more of them than requests in flight: with memory of its own
-        a model may have the longest silent one in the backlog, waiting for the slot of a silent one behind it.
-        """
-        before_ms = max(wall_ms, table.log_ms) - self._idle_ms
-        for lane in table.lanes.values():
-            if lane.timestamp_ms >= before_ms:
-                return
-            if lane.is_idle:
-                yield lane
+        if table is None:
+            return False
+        return next(table.silent(max(wall_ms, table.log_ms) - self._idle_ms), None) is not None
 
     def reap(self, tp: TP, wall_ms: float = 0) -> dict[bytes, SequenceState]:
         """Expire idle sequences that were silent for too long (FAULTS B88: each once).
@@ -450,7 +391,8 @@ class Sequences:
         reaped: dict[bytes, SequenceState] = {}
         if table is None:
             return reaped
-        for lane in list(islice(self._silent(table, wall_ms), REAP_AT_ONCE)):
+        before_ms = max(wall_ms, table.log_ms) - self._idle_ms
+        for lane in list(islice(table.silent(before_ms), REAP_AT_ONCE)):
             marker = lane.expire()
             self._release(lane)
             del table.lanes[lane.key]

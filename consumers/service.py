@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from headrace.backends.backend import Instance
 from headrace.consumers.announcing import Announcing
-from headrace.consumers.answering import Answering, Healthy, Version
+from headrace.consumers.answering import Answering
 from headrace.consumers.batcher import Batcher
 from headrace.consumers.default import DefaultBatcher
 from headrace.consumers.dynamic import DynamicBatcher
@@ -23,6 +23,7 @@ from headrace.consumers.pool import Pool
 from headrace.consumers.scheduler import Instances, Scheduler
 from headrace.consumers.sequence_parts import SequenceParts, max_state_bytes
 from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.version import Healthy, Version
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import LoadedModel, LoadedVersion
 from headrace.repository.repository import Repository

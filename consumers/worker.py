@@ -90,6 +90,8 @@ class ModelWorker:
         self.trouble = "not joined yet"
         self.partition_count = partition_count
         self.sequences = sequences
+        if sequences is not None:
+            answering.in_one_line()
         self._log = log
         self._group = group
         self._topic = topic
@@ -301,8 +303,7 @@ class ModelWorker:
         assert self.sequences is not None
         routed = self.sequences.route(part, entries)
         if routed.refusals:
-            dead = [refusal.entry for refusal in routed.refusals if refusal.entry.dead_letter]
-            self.answering.refuse(routed.refusals, dead_letters=dead)
+            self.answering.refuse_steps(routed.refusals)
         for number, steps in routed.by_version.items():
             self.answering.offer_steps(number, steps)
 

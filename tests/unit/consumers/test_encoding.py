@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from headrace.consumers.answering import Answering, Version
+from headrace.consumers.answering import Answering
 from headrace.consumers.encoding import Encoded, Encoding, holds_the_loop
 from headrace.consumers.execution import Execution, Part
 from headrace.consumers.ledger import OffsetLedger
@@ -15,6 +15,7 @@ from headrace.consumers.observe import ModelObserver, WorkerMetrics
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.settings import Clock
+from headrace.consumers.version import Version
 from headrace.schemas.answers import ResponseEncoder, encode_error
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.record import AVRO, JSON, TP

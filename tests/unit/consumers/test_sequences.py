@@ -12,7 +12,7 @@ from headrace.consumers.sequences import Sequences
 from headrace.schemas.batch import Entry
 from headrace.schemas.config_text import parse_config
 from headrace.schemas.config_view import config_from_message
-from headrace.schemas.errors import InferError, InvalidRequest, Reason
+from headrace.schemas.errors import Cancelled, InferError, InvalidRequest, Reason
 from headrace.schemas.record import TP
 from headrace.schemas.sequence import Flag, SequenceState, sequence_key
 from headrace.schemas.signature import Signature
@@ -277,6 +277,36 @@ def test_a_bad_request_waits_for_its_turn() -> None:
     assert Table().route(step(0, error=InvalidRequest("bad"))) == ["!invalid_request"]
 
 
+def test_SQ16_a_cancel_that_came_first_ends_the_sequence() -> None:
+    """The cancelled step is answered in its turn, and what follows has no sequence: its state would be a marker's."""
+    table = Table()
+    cancelled = step(1, error=Cancelled("the request was cancelled before it was queued"))
+    assert table.route(step(0, start=True), cancelled, step(2)) == [
+        "v1",
+        "cancelled",
+        "sequence_unknown",
+    ]
+    table.run()
+    assert table.route(step(3)) == ["!sequence_unknown"]
+    assert table.route(step(4, start=True), step(5)) == ["v1", "v1"]
+
+
+def test_P15_a_takeover_knows_no_time_before_it_has_read() -> None:
+    """Neither from other sequences' snapshots nor from what never ran: steps in time are still to be read."""
+    table = Table()
+    states = {
+        b"u:7": SequenceState(0, Flag.LIVE, 0, 1, 1),
+        b"u:8": SequenceState(9, Flag.LIVE, 5000, 1, 1),
+    }
+    table.sequences.open(HERE, 2, states, {})
+    assert table.sequences.reap(HERE) == {}
+    assert table.route(step(1, ms=900)) == ["v1"]
+    table.run()
+    table.sequences.route(HERE, [step(10, 9, start=True, ms=9000)])
+    table.sequences.resume(HERE, 3)
+    assert table.sequences.reap(HERE) == {}
+
+
 def test_models_with_memory_of_their_own_lose_their_sequences() -> None:
     """At the takeover, and they say so until the next START; the marker is to be remembered."""
     table = Table(keeps_state=False)
@@ -308,7 +338,7 @@ def test_a_sequence_stays_on_its_version() -> None:
     wrong = step(2, version=2, model_version="2")
     assert table.route(wrong) == ["sequence_unknown"]
     assert wrong.error is not None
-    assert "asks for version 2, and the sequence is on version 1" in wrong.error.detail
+    assert "it asks for version 2, and the sequence is on version 1" in wrong.error.detail
     # While the old one's queue is there, the new incarnation waits in it; then it moves.
     assert table.route(step(3, start=True, version=2)) == ["v1"]
     (lane,) = table.sequences
