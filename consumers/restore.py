@@ -53,7 +53,7 @@ class Restored(Generic[S]):
         written_ms: Key of a marker → timestamp of its record, ms: its age counts from there.
         records: Records read.
         bytes: Their values' bytes.
-        ignored: Records among them that are not of this store.
+        ignored: Records among them that are not of this store, and record keys that nobody of it makes.
     """
 
     states: dict[bytes, S] = field(default_factory=dict)
@@ -116,6 +116,7 @@ class StateFold:
             record_key, best = self._best.popitem()
             try:
                 _, key, nonce = split_state_key(record_key)
+                codec.check_key(key)
             except ValueError:
                 into.ignored += 1
                 continue

@@ -63,11 +63,14 @@ def sequence_id_of(key: bytes) -> SequenceId:
     """Return the id of a type-tagged key.
 
     Raises:
-        ValueError: The key has no tag, or is no number behind ``u:``.
+        ValueError: `sequence_key` makes no such key: no tag, no id, no number behind ``u:``, or one in another form.
     """
-    tag, colon, text = key.partition(b":")
-    if tag == b"u" and colon:
-        return int(text)
-    if tag == b"s" and colon:
-        return text.decode()
-    raise ValueError(f"the key {key!r} has no type tag, expected u: or s:")
+    found: SequenceId = 0
+    tag, _, text = key.partition(b":")
+    if tag == b"u":
+        found = int(text)
+    elif tag == b"s":
+        found = text.decode()
+    if not found or sequence_key(found) != key or key.startswith(b"u:-"):
+        raise ValueError(f"the key {key[:80]!r} is no sequence's, expected u:NUMBER or s:TEXT")
+    return found

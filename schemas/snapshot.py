@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.schemas.model_config import StateConfig
 from headrace.schemas.record import Header, Out
-from headrace.schemas.sequence import Flag, SequenceState
+from headrace.schemas.sequence import Flag, SequenceState, sequence_id_of
 from headrace.schemas.tensor import Shape
 
 MAGIC = b"HRSS"
@@ -143,6 +143,9 @@ class StateCodec(Protocol[S]):
     """
 
     digest: int
+
+    def check_key(self, key: bytes) -> None:
+        """Raise `ValueError` where nothing that is stored can have this key."""
 
     def encode(self, state: S) -> bytes:
         """Return what the head does not say."""
@@ -276,6 +279,10 @@ class SequenceCodec:
         """Prepare for a model's declared states."""
         self.digest = layout_digest(states)
         self._shapes: tuple[Shape, ...] = ()
+
+    def check_key(self, key: bytes) -> None:
+        """Raise `ValueError` where it is no sequence's."""
+        sequence_id_of(key)
 
     def encode(self, state: SequenceState) -> bytes:
         """Return version, steps and tensors."""

@@ -12,7 +12,7 @@ from headrace.consumers.restore import restore
 from headrace.schemas.errors import LogError
 from headrace.schemas.model_config import StateConfig
 from headrace.schemas.record import Out
-from headrace.schemas.sequence import Flag, SequenceState
+from headrace.schemas.sequence import Flag, SequenceState, sequence_id_of
 from headrace.schemas.snapshot import Damage, SequenceCodec, pack_snapshot, state_key
 from headrace.schemas.tensor import Datatype
 from headrace.streams.log import TopicSpec
@@ -134,6 +134,20 @@ async def test_records_of_others_are_ignored(log, topic):
     found = (await restore(log, topic, [0], CODEC))[0]
     assert found.states.keys() == {b"u:2"}
     assert (found.records, found.ignored) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [b"u:abc", b"u:", b"u:07", b"u: 7", b"u:-7", b"u:0", b"s:", b"s:\xff", b"x:7", b"7", b"a/b"],
+)
+async def test_a_snapshot_under_a_key_of_no_sequence_is_ignored(log, topic, key):
+    """Whoever wrote it: nobody could ask for it, and its id cannot be named. The others go on."""
+    outs = [saved(key, OLD, live(1)), saved(b"u:2", OLD, live(2)), saved(b"s:a/b", OLD, live(3))]
+    await write(log, topic, outs)
+    found = (await restore(log, topic, [0], CODEC))[0]
+    assert found.states.keys() == found.nonces.keys() == {b"u:2", b"s:a/b"}
+    assert {sequence_id_of(key) for key in found.states} == {2, "a/b"}
+    assert (found.records, found.ignored, found.failures) == (3, 1, {})
 
 
 async def test_no_partitions_and_an_empty_topic(log, topic):

@@ -479,6 +479,11 @@ class JoinCodec:
 
     digest = 5
 
+    def check_key(self, key: bytes) -> None:
+        topic, partition, offset = key.split(b"/")
+        assert topic
+        assert int(partition) <= int(offset)
+
     def encode(self, state: Join) -> bytes:
         return state.fragments
 
