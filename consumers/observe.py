@@ -162,7 +162,7 @@ _SEQUENCE_COUNTERS = (
     ("expired", "headrace_sequences_expired", "Sequences that were silent for too long."),
     ("restored", "headrace_sequences_restored", "Sequences taken over from their snapshots."),
     ("lost", "headrace_sequences_lost", "Sequences that no snapshot could bring back."),
-    ("split", "headrace_sequences_split", "Sequences found on two partitions at once."),
+    ("split", "headrace_sequences_split", "Requests whose sequence is live on another partition."),
     ("snapshots", "headrace_snapshots", "Snapshots written."),
     ("snapshot_bytes", "headrace_snapshot_bytes", "Bytes of the snapshots written."),
 )

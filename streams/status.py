@@ -94,7 +94,7 @@ class SequenceCounts:
         expired: By silence, or by a timeout in the backlog (SEMANTICS SQ-09).
         restored: From snapshots, at takeovers.
         lost: Not restored: their model keeps memory of its own, or their snapshot is unreadable.
-        split: Found on two partitions at once: their producers hash keys differently (DESIGN §4).
+        split: Requests whose sequence is live on another partition: their producers hash keys differently (DESIGN §4).
         snapshots: Snapshots written.
         snapshot_bytes: Bytes of their values.
         snapshots_corrupt: Snapshots read at takeovers that are none.
