@@ -50,6 +50,8 @@ class Restored(Generic[S]):
         nonces: Key → nonces under which it is in the topic, the winner's last; to be removed by the next owner.
         failures: Lost key → why, in one sentence.
         damage: How many of each kind.
+        unreadable: Lost keys that nobody can ever read, with a known offset; those of another layout or a newer release
+            may still be good for whoever has that.
         written_ms: Key of a marker → timestamp of its record, ms: its age counts from there.
         records: Records read.
         bytes: Their values' bytes.
@@ -61,6 +63,7 @@ class Restored(Generic[S]):
     nonces: dict[bytes, Sequence[bytes]] = field(default_factory=dict)
     failures: dict[bytes, str] = field(default_factory=dict)
     damage: dict[Damage, int] = field(default_factory=dict)
+    unreadable: set[bytes] = field(default_factory=set)
     written_ms: dict[bytes, int] = field(default_factory=dict)
     records: int = 0
     bytes: int = 0
@@ -145,6 +148,8 @@ def _decide(codec: StateCodec[S], into: Restored[S], key: bytes, found: Sequence
         into.failures[key] = exc.detail
         into.damage[exc.damage] = into.damage.get(exc.damage, 0) + 1
         into.states[key] = codec.lost(offset, record.timestamp)
+        if exc.damage is Damage.CORRUPT and offset >= 0:
+            into.unreadable.add(key)
         return
     into.states[key] = state
     if answers:

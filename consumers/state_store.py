@@ -135,6 +135,8 @@ class StateStore(Generic[S]):
     def open(self, tp: TP, restored: Restored[S], nonce: bytes) -> None:
         """Begin a takeover's time as the owner of an input partition.
 
+        What nobody can read is to be written as the marker that it has become: else every takeover would lose it anew.
+
         Args:
             tp: The input partition.
             restored: What the state partition holds.
@@ -149,6 +151,7 @@ class StateStore(Generic[S]):
         ]
         for written_ms, key, state in sorted(markers, key=lambda marker: marker[0]):
             part.mark(key, state.offset, written_ms)
+        part.dirty.update({key: restored.states[key] for key in restored.unreadable})
         self._parts[tp] = part
 
     def close(self, tp: TP) -> None:
@@ -282,9 +285,14 @@ class StateStore(Generic[S]):
             part.commit(position.offset)
 
     def due(self, tp: TP, now_ms: int) -> bool:
-        """Say whether tombstones wait for a commit, even though nothing else is to be committed."""
+        """Say whether something waits for a settle and a commit, even though nothing may be answered for long.
+
+        Tombstones, and markers of what a takeover has lost.
+        """
         part = self._parts.get(tp)
-        return part is not None and next(self._due(part, now_ms), None) is not None
+        if part is None:
+            return False
+        return bool(part.dirty or part.staged) or next(self._due(part, now_ms), None) is not None
 
     def pending(self, tp: TP) -> int:
         """Return how many keys of a partition have no acknowledged snapshot of their latest state."""

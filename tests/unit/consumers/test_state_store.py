@@ -13,6 +13,7 @@ from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.snapshot import (
     SequenceCodec,
     StateKind,
+    pack_snapshot,
     read_head,
     split_state_key,
     unpack_snapshot,
@@ -40,7 +41,9 @@ class Counting(SequenceCodec):
 class Bench:
     """A store of one open partition, with a clock and what it told."""
 
-    def __init__(self, restored: Restored[SequenceState] | None = None, **options) -> None:
+    def __init__(
+        self, restored: Restored[SequenceState] | None = None, nonce: bytes = NONCE, **options
+    ) -> None:
         self.now_ms = 5_000_000
         self.forgotten: list[bytes] = []
         self.codec = Counting()
@@ -52,7 +55,7 @@ class Bench:
             on_forgotten=lambda tp, keys: self.forgotten.extend(keys),
             **{"max_markers": 100, "ended_ttl_ms": TTL_MS, **options},
         )
-        self.store.open(TP0, restored or Restored(), NONCE)
+        self.store.open(TP0, restored or Restored(), nonce)
         self.topic: list[Out] = []
 
     def stage(self, *states: tuple[bytes, SequenceState]) -> None:
@@ -361,6 +364,40 @@ def test_P4_a_restored_marker_goes_winner_last_and_then_our_own_key() -> None:
         (NONCE, None),
     ]
     assert bench.forgotten == [b"u:9"]
+
+
+def test_P4_what_nobody_can_read_is_written_once_as_lost() -> None:
+    """Without any request: the next takeover finds a marker, and not the damage again."""
+    old = Bench()
+    old.settle((b"u:1", live(3)), (b"u:2", live(4)), (b"u:3", live(5)))
+    outs = old.commit(6)
+    outs[0].value = (outs[0].value or b"")[:-1] + b"?"
+    outs[1].value = b"?"  # nobody knows its offset
+    outs[2].value = pack_snapshot(
+        JoinCodec(), Join(5, Flag.LIVE, 0, b"")
+    )  # good for another layout
+    restored = restored_of(outs)
+    assert restored.failures.keys() == {b"u:1", b"u:2", b"u:3"}
+    bench = Bench(restored, b"000000bb")
+    assert bench.store.due(TP0, bench.now_ms)
+    bench.settle()
+    written = bench.commit(6)
+    assert said(written) == [(b"u:1", b"000000bb", 3), (b"u:1", NONCE, None)]
+    assert not bench.store.due(TP0, bench.now_ms)
+    again = restored_of([out for out in written if out.value is not None])
+    assert (again.states[b"u:1"].flag, again.states[b"u:1"].offset) == (Flag.LOST, 3)
+    assert not again.failures
+
+
+def test_due_says_that_staged_markers_wait() -> None:
+    """Of sequences that a takeover has ended: a quiet partition has nothing else that would settle them."""
+    bench = Bench()
+    bench.stage((b"u:1", marker(3, Flag.LOST)))
+    assert bench.store.due(TP0, bench.now_ms)
+    bench.settle()
+    assert bench.store.due(TP0, bench.now_ms)
+    bench.commit(4)
+    assert not bench.store.due(TP0, bench.now_ms)
 
 
 def test_P16_snapshots_with_their_answers_travel_ahead() -> None:
