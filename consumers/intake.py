@@ -128,10 +128,18 @@ class Intake:
             blocks = await source.poll(self._settings.max_poll_records, timeout_s)
             # Admitting may wait: a partition that was taken over since this poll has sought back, and the gap
             # before its block would look like a hole in the log.
-            parts = [self._partitions.get(block.tp) for block in blocks]
-            for part, block in zip(parts, blocks, strict=True):
-                if part is not None and not self.stopped:
+            read = [
+                (part, block)
+                for block in blocks
+                if (part := self._partitions.get(block.tp)) is not None
+            ]
+            for part, _ in read:
+                part.decoding += 1
+            for part, block in read:
+                if not self.stopped:
                     await self._admit(source, part, block)
+                if not self.stopped:  # else it is dropped, and who reads it next decides about it
+                    part.decoding -= 1
             # The client hands out what it has prefetched without suspending; let the answers go out too.
             await asyncio.sleep(0)
 

@@ -18,6 +18,7 @@ class Partition:
         epoch: This worker's own count of takeovers: entries carry it, and a result of another is dropped.
         ledger: Finished and unfinished offsets.
         active: Taken over and not revoked: records may be admitted.
+        decoding: Blocks that were handed out and not routed: more are read than the sequences know of.
         in_flight: Admitted and not yet settled.
         in_flight_bytes: Their values' bytes.
         answered: Offsets whose answers are buffered for the next settle.
@@ -32,6 +33,7 @@ class Partition:
         "active",
         "answered",
         "answered_bytes",
+        "decoding",
         "epoch",
         "held",
         "in_flight",
@@ -51,6 +53,7 @@ class Partition:
         self.epoch = epoch
         self.ledger = ledger
         self.active = False
+        self.decoding = 0
         self.in_flight = 0
         self.in_flight_bytes = 0
         self.answered: list[int] = []

@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Record
 from headrace.streams.kafka_client import bounded, never_create, stop_consumer, translated
+from headrace.streams.kafka_fetcher import UNKNOWN, position
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.log import EARLIEST, LATEST, Block, Span
@@ -140,7 +141,7 @@ class KafkaReader:
         while True:
             left = max(deadline - asyncio.get_running_loop().time(), 0.0)
             fetched: Mapping[TopicPartition, Sequence[Record]]
-            fetched = await consumer._fetcher.fetched_records(  # noqa: SLF001  # see `kafka_source`
+            fetched = await consumer._fetcher.fetched_records(  # noqa: SLF001  # see `kafka_fetcher`
                 self._open, min(left, LOOK_S) if ends else left, max_records
             )
             if fetched or not ends or left <= LOOK_S or self.done():
@@ -162,11 +163,11 @@ class KafkaReader:
         return records[: bisect_left(records, end, key=lambda record: record.offset)]
 
     def _position(self, tp: TP) -> int:
-        assignment = self._running()._subscription.subscription.assignment  # noqa: SLF001  # see `kafka_source`
-        state = assignment.state_value(tp)
-        position: int = state.position if state.has_valid_position else self._spans[tp].start
+        at = position(self._running(), tp)
+        if at == UNKNOWN:
+            at = self._spans[tp].start
         end = self._spans[tp].end
-        return position if end is None else min(position, end)
+        return at if end is None else min(at, end)
 
     def _close_read(self) -> None:
         for tp in [tp for tp in self._open if tp != NOWHERE]:

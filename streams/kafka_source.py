@@ -7,9 +7,8 @@ epoch; the sticky assignor makes that the same partitions mostly come back.
 Records that were fetched ahead under an old assignment never come out under a new one (FAULTS B16): aiokafka
 checks the assignment object of a fetch when it hands out records, and we hand out only what is resumed since.
 
-aiokafka's fetcher is called directly, for three things that ``getmany`` cannot do: take the set of partitions by
-reference (so that `resume` reaches a poll that is waiting), not drop the fetched records of paused partitions, and
-find partitions in a set. Its version is pinned.
+What is private to aiokafka is used where it has nothing public for it, here and in `headrace.streams.kafka_fetcher`.
+Its version is pinned.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Protocol, Self
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 from headrace.schemas.errors import LogError
-from headrace.schemas.record import TP, Record
+from headrace.schemas.record import TP
 from headrace.streams.kafka_client import (
     bounded,
     never_create,
@@ -30,6 +29,7 @@ from headrace.streams.kafka_client import (
     stop_consumer,
     translated,
 )
+from headrace.streams.kafka_fetcher import UNKNOWN, fetch, fetch_again, position, wake
 from headrace.streams.kafka_group import CommitRefused, commit_positions, fetch_committed
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
@@ -40,7 +40,6 @@ logger = logging.getLogger("headrace.streams")
 # A member of the fetcher's set of partitions that is never assigned: an empty set would mean all of them.
 NOWHERE = TopicPartition("", -1)
 LOOK_S = 1.0  # how often a member without partitions asks for the topics
-SLACK_S = 0.1  # the fetcher's own timeout comes first; ours only bounds its wait for an assignment
 
 
 class Flushed(Protocol):
@@ -168,9 +167,9 @@ class KafkaSource:
                     if left <= 0:
                         return ()
                     await self._change(left)
-                fetched = await self._fetch(consumer, max_records, deadline - loop.time())
+                fetched = await fetch(consumer, self._active, max_records, deadline - loop.time())
         except KafkaError as exc:
-            self._restore(consumer)
+            fetch_again(consumer, self._epochs)
             raise translated(exc, f"reading {', '.join(sorted(self._topics))}") from exc
         return [
             Block(self._keys[tp], self._epochs[tp], records)
@@ -201,27 +200,6 @@ class KafkaSource:
             self._looked_at = now
             self._running()._client.force_metadata_update()  # noqa: SLF001  # see the module's docstring
 
-    async def _fetch(
-        self, consumer: AIOKafkaConsumer, max_records: int, timeout_s: float
-    ) -> Mapping[TP, Sequence[Record]]:
-        timeout_s = max(timeout_s, 0.0)
-        try:
-            async with asyncio.timeout(timeout_s + SLACK_S):
-                found: Mapping[TP, Sequence[Record]] = await consumer._fetcher.fetched_records(  # noqa: SLF001  # idem
-                    self._active, timeout_s, max_records
-                )
-                return found
-        except TimeoutError:
-            return {}
-
-    def _restore(self, consumer: AIOKafkaConsumer) -> None:
-        """Fetch again from where we were: a parse error loses what was parsed before it."""
-        assignment = consumer._subscription.subscription.assignment  # noqa: SLF001  # see the module's docstring
-        for tp in self._epochs if assignment is not None else ():
-            state = assignment.state_value(tp)
-            if state is not None and state.has_valid_position:
-                consumer._fetcher.seek_to(TopicPartition(*tp), state.position)  # noqa: SLF001  # idem
-
     def pause(self, tps: Set[TP]) -> None:
         """Stop handing out these; what is fetched already is kept. Unassigned ones are ignored."""
         mine = tps & self._epochs.keys()
@@ -238,15 +216,17 @@ class KafkaSource:
         self._active |= mine
         consumer.resume(*[TopicPartition(*tp) for tp in mine])
         self._changed.set()
-        for waiter in tuple(consumer._fetcher._fetch_waiters):  # noqa: SLF001  # a waiting poll looks again
-            if not waiter.done():
-                waiter.set_result(None)
+        wake(consumer)
 
     def seek(self, tp: TP, offset: int) -> None:
         """Set the next offset, dropping what was fetched; `LogError` if the partition is not assigned."""
         if tp not in self._epochs:
             raise LogError(f"{tp.topic}/{tp.partition} is not assigned", retriable=True)
         self._running().seek(TopicPartition(*tp), offset)
+
+    def position(self, tp: TP) -> int:
+        """Return the next offset to hand out, -1 where none is known."""
+        return position(self._running(), tp) if tp in self._epochs else UNKNOWN
 
     def assignment(self) -> Mapping[TP, int]:
         """Partition → epoch."""

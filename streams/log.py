@@ -141,6 +141,12 @@ class Source(Protocol):
     def seek(self, tp: TP, offset: int) -> None:
         """Set the next offset to hand out; only for a partition that is assigned."""
 
+    def position(self, tp: TP) -> int:
+        """Return the next offset to hand out, -1 where none is known: all records below it were handed out.
+
+        A poll takes it past what holds no record, such as transaction markers and the holes of compaction.
+        """
+
     def assignment(self) -> Mapping[TP, int]:
         """Partition → epoch, as assigned now."""
 

@@ -153,6 +153,10 @@ class MemorySource:
         self._next[tp] = offset
         self._log.wake()
 
+    def position(self, tp: TP) -> int:
+        """Return the next offset to hand out, -1 where none is known."""
+        return self._next.get(tp, -1)
+
     def assignment(self) -> Mapping[TP, int]:
         """Partition → epoch, as this member believes."""
         return dict(self._epochs)

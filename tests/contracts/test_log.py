@@ -128,6 +128,25 @@ class TestRecords:
             assert [r.offset for r in mine] == list(range(50))
             assert [r.value for r in mine] == [b"%d" % i for i in range(50)]
 
+    async def test_P1_the_position_is_behind_what_was_handed_out(self, log, topic, publish):
+        """Not behind what is fetched, paused, or not assigned; a seek moves it."""
+        await publish(outs(topic, 0, 5))
+        _worker, source = join(log, f"g-{topic}", topic)
+        async with source:
+            tp = TP(topic, 0)
+            source.seek(tp, 0)
+            await read(source, 1, max_records=2)
+            assert source.position(tp) == 2
+            source.pause({tp})
+            assert await source.poll(10, 0.05) == []
+            assert source.position(tp) == 2
+            source.resume({tp})
+            await read(source, 3)
+            assert source.position(tp) == (await source.end_offsets({tp}))[tp] == 5
+            source.seek(tp, 1)
+            assert source.position(tp) == 1
+            assert source.position(TP(topic, 99)) == -1
+
     async def test_keys_values_headers_and_nulls_are_untouched(self, log, topic, publish):
         """Bytes are bytes: empty, null, not UTF-8, repeated header names, null header values (B32)."""
         headers = (("a", b"\xff\x00"), ("a", b""), ("ü", b"x"), ("n", None))

@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaProducer
 from headrace.schemas.record import TP, Out
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import EARLIEST, LATEST, Span, TopicSpec
-from log_kit import records_of
+from log_kit import join, read, records_of
 
 pytestmark = pytest.mark.kafka
 AT_ONCE_S = 5.0
@@ -100,3 +100,21 @@ async def test_B24_an_open_transaction_at_the_end_is_not_waited_for(
     values, position = await read_to_the_end(log, state)
     assert values == [b"plain"] * 2 + [b"open", b"behind"]
     assert position == 10
+
+
+async def test_P1_a_group_member_is_past_the_marker_at_the_end(
+    log, state, kafka_properties, unique
+):
+    """Nothing is handed out of it, and the position reaches the end all the same."""
+    async with transactional(kafka_properties, unique) as producer, producer.transaction():
+        await send(producer, state, b"committed", 1)
+    _worker, source = join(log, unique("g"), state)
+    tp = TP(state, 0)
+    async with source:
+        await read(source, 3)
+        end = (await source.end_offsets({tp}))[tp]
+        assert end == 4
+        async with asyncio.timeout(AT_ONCE_S):
+            while source.position(tp) < end:
+                assert not await source.poll(1, 0.1)
+        assert source.position(tp) == end

@@ -162,6 +162,18 @@ async def test_B88_a_hundred_silent_sequences_are_reaped_once_each(tmp_path, log
         assert batcher(running).live == 0
 
 
+async def test_B88_P1_silence_is_seen_where_the_requests_end_in_a_marker(stage, tmp_path):
+    """A transaction's marker is no record to wait for: slots come free, and the position moves past it."""
+    repository = write_sums(tmp_path, states=False, idle_s=1)
+    async with stage.worker(repository, sequence_skew_s=0.1) as running:
+        await stage.step(Step(7, 1, start=True))
+        await stage.until_answered(stage.sent)
+        stage.log.existing(TP(stage.requests, 0)).hole(1)
+        await until(lambda: counts(running).expired == 1, "the expiry")
+        await stage.until_committed(lambda found: 0 in found and found[0].offset == 2)
+        assert batcher(running).live == 0
+
+
 async def test_B88_the_reaper_rests_when_all_are_reaped(stage, tmp_path):
     """10,000 ended by silence cost an idle worker no time, and nothing is written or committed any more."""
     repository = write_sums(tmp_path, batch=64, idle_s=1)
