@@ -36,7 +36,7 @@ BLOCK_RECORDS = 512
 """Records of one poll of the worker."""
 _REQUESTS, _STATES = TP(f"parts.{MODEL}.requests", 0), f"parts.{MODEL}.state"
 _NONCE = b"0123abcd"
-_WIDE = BacklogBounds(sequences=1 << 30, records=1 << 30, span=1 << 30)
+_WIDE = BacklogBounds(sequences=1 << 30, records=1 << 30, span=1 << 30, size=1 << 60)
 
 
 class Parts:

@@ -7,7 +7,7 @@ all others wait behind them (KX-04). Everything here is found without walking ov
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -29,11 +29,13 @@ class BacklogBounds:
         records: Their queued requests over all partitions; beyond, the newest backlogged sequence is answered so.
         span: Offsets between the oldest request that waits in a partition's backlog and the newest one that was
             read; from there on the sequence of the oldest one is answered so: its partition could not be read further.
+        size: Bytes of those requests' values; beyond, the newest backlogged sequence is answered so.
     """
 
     sequences: int
     records: int
     span: int
+    size: int
 
 
 class _Partition:
@@ -62,6 +64,10 @@ class Backlog:
         self._partitions: OrderedDict[TP, _Partition] = OrderedDict()  # whose turn it is first
         self.size = 0
         self._records = 0
+        self._sizes: dict[
+            LiveSequence, int
+        ] = {}  # bytes of what each lane has queued, where there are bounds
+        self._bytes = 0
         self._number = 0
         self._newest: dict[TP, int] = {}  # offset that was read last, where there are bounds
 
@@ -86,12 +92,19 @@ class Backlog:
         self._records += lane.waiting
         if self._bounds is not None:
             heappush(part.heads, (lane.head.record.offset, self._number, lane))
+            self._sizes[lane] = size = sum(map(_size, lane))
+            self._bytes += size
         if self.timeouts.times:
             self.timeouts.arm(lane)
 
     def grow(self, lane: LiveSequence) -> None:
         """Take note of a request that was queued behind others of a lane in here."""
         self._records += 1
+        if self._bounds is not None:
+            assert lane.tail is not None
+            size = _size(lane.tail)
+            self._sizes[lane] += size
+            self._bytes += size
         if self.timeouts.times:
             self.timeouts.arm(lane)
 
@@ -127,6 +140,8 @@ class Backlog:
             return ()
         self.size -= len(part.lanes)
         self._records -= sum(lane.waiting for lane in part.lanes)
+        if self._bounds is not None:
+            self._bytes -= sum(map(self._sizes.pop, part.lanes))
         return list(part.lanes)
 
     def _left(self, part: _Partition, lane: LiveSequence) -> None:
@@ -134,17 +149,19 @@ class Backlog:
         self._records -= lane.waiting
         if self.timeouts.times:
             self.timeouts.disarm(lane)
+        if self._bounds is None:
+            return
+        self._bytes -= self._sizes.pop(lane)
         if len(part.heads) > _SLACK + 2 * len(part.lanes):
             part.heads = [item for item in part.heads if part.lanes.get(item[2]) == item[1]]
             heapify(part.heads)
 
     # --- bounds ---
 
-    def read(self, entries: Sequence[Entry]) -> None:
-        """Take note of how far partitions were read."""
+    def read(self, tp: TP, offset: int) -> None:
+        """Take note that a partition was read up to an offset."""
         if self._bounds is not None:
-            for entry in entries:
-                self._newest[entry.tp] = entry.record.offset
+            self._newest[tp] = offset
 
     def full(self, lane: LiveSequence) -> str:
         """Return why there is no room for a lane, or ``""``."""
@@ -157,19 +174,23 @@ class Backlog:
                 f"{self._bounds.sequences} sequences of partition {lane.tp.partition} wait for a slot already, "
                 "expected fewer"
             )
-        return self._too_many(lane.waiting) or self._too_far(lane.tp, lane.head)
+        return (
+            self._too_many(lane.waiting)
+            or self._too_large(sum(map(_size, lane)))
+            or self._too_far(lane.tp, lane.head)
+        )
 
-    def excess(self, entries: Sequence[Entry]) -> tuple[LiveSequence, str] | None:
+    def excess(self, tps: Iterable[TP]) -> tuple[LiveSequence, str] | None:
         """Return a lane that cannot stay, and why; None if all can.
 
         Args:
-            entries: What was offered last: only their partitions were read on.
+            tps: Partitions that were read on.
         """
         if self._bounds is None or not self.size:
             return None
-        if why := self._too_many(0):
+        if why := self._too_many(0) or self._too_large(0):
             return self._last(), why
-        for tp in {entry.tp for entry in entries}:
+        for tp in tps:
             lane = self._oldest(tp)
             head = None if lane is None else lane.head
             if lane is not None and head is not None and (why := self._too_far(tp, head)):
@@ -182,6 +203,15 @@ class Backlog:
         if records <= self._bounds.records:
             return ""
         return f"{records} requests would wait for a slot, expected at most {self._bounds.records}"
+
+    def _too_large(self, more: int) -> str:
+        assert self._bounds is not None
+        size = self._bytes + more
+        if size <= self._bounds.size:
+            return ""
+        return (
+            f"requests of {size} bytes would wait for a slot, expected at most {self._bounds.size}"
+        )
 
     def _too_far(self, tp: TP, head: Entry) -> str:
         assert self._bounds is not None
@@ -210,3 +240,9 @@ class Backlog:
         while part.lanes.get(heads[0][2]) != heads[0][1]:
             heappop(heads)
         return heads[0][2]
+
+
+def _size(entry: Entry) -> int:
+    """Return what an entry counts for among the bytes that intake admits."""
+    value = entry.record.value
+    return 0 if value is None else len(value)

@@ -7,13 +7,18 @@ Rules of this module:
    makes the lane *ready* if it has a slot, and *backlogged* if there is none (SQ-07).
 2. A lane keeps its slot until its sequence has ended and nothing of it runs. Where the model declares its states,
    they are in memory whoever has the slot; so there a lane is *parked*, which means without its slot, when it is
-   idle and another one waits, or when its own next request is younger than the one that waits. A slot therefore
-   always comes, whatever ENDs were not read yet, and the backlog needs no bounds.
-3. A model with memory of its own finds it by slot, so no lane is parked. There the backlog is bounded, and what
-   exceeds it is answered ``queue_full``: else a partition could not be read on to the END that frees a slot.
-4. A lane's requests are answered in order. What is refused stays at the head of its lane until the caller fetches
+   idle and another one waits, or when its own next request is younger than the one that waits. What is parked and
+   asked for its next step waits in the backlog too, behind those that came before it. A slot therefore always
+   comes as steps end, whatever ENDs were not read yet; so this backlog has no bounds of its own: what is in it are
+   records that intake admitted, and their number is bounded there.
+3. A model with memory of its own finds it by slot, so no lane is parked, and who waits in its backlog has not begun.
+   There the backlog is bounded, in sequences, records, bytes and offsets, and what exceeds it is answered
+   ``queue_full``: else a partition could not be read on to the END that frees a slot.
+4. Only what has not begun expires in a backlog (SQ-09): a live sequence that waits there waits as long as it takes
+   (P-15).
+5. A lane's requests are answered in order. What is refused stays at the head of its lane until the caller fetches
    it, and the lane runs nothing before. What `done` brings about is to be answered behind the batch.
-5. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses.
+6. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses.
 
 Priority is ignored (SQ-15).
 """

@@ -99,6 +99,11 @@ class OffsetLedger:
         """The next offset to read, -1 before anything is known."""
         return self._next
 
+    @property
+    def reach(self) -> int:
+        """How far the next offset to read may be beyond the lowest unfinished one while `may_admit` holds."""
+        return self._max_cells - self._block_records
+
     def begin(self, offset: int) -> None:
         """Start at an offset with nothing finished above it: nothing was committed yet."""
         self._low = self._next = offset

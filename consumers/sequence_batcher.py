@@ -6,7 +6,7 @@ What they decide about a sequence is in `headrace.consumers.lane_queue`, with th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from functools import partial
 
 from headrace.consumers.backlog import BacklogBounds
@@ -76,7 +76,9 @@ class SequenceBatcher(LaneQueue):
             What is refused by now, in order.
         """
         self._size += len(entries)
-        self._backlog.read(entries)
+        read = {} if self._parks else {entry.tp: entry.record.offset for entry in entries}
+        for tp, offset in read.items():
+            self._backlog.read(tp, offset)
         woken = self._push(entries, now_ns)
         # Not before: what expires takes along the steps that were taken for its own.
         self._sweep(now_ns)
@@ -84,10 +86,30 @@ class SequenceBatcher(LaneQueue):
             self._advance(lane)
         if self._backlog.size:
             self._fill()
-            while (found := self._backlog.excess(entries)) is not None:
-                lane, why = found
-                self._doom(lane, partial(self._queue_full, why=why))
+            self._shed(read)
         return self._fetch()
+
+    def read_on(self, tp: TP, next_offset: int) -> bool:
+        """Take note how far a partition was read, whatever became of its records: another version's, or refused.
+
+        Where a sequence in the backlog holds the partition back by now, it is answered ``queue_full``.
+
+        Args:
+            tp: The partition.
+            next_offset: The next offset to read.
+
+        Returns:
+            Whether there is something to fetch (`expire`).
+        """
+        self._backlog.read(tp, next_offset - 1)
+        self._shed((tp,))
+        return bool(self._refusing)
+
+    def _shed(self, tps: Iterable[TP]) -> None:
+        """End what exceeds the bounds of the backlog after partitions were read on."""
+        while (found := self._backlog.excess(tps)) is not None:
+            lane, why = found
+            self._doom(lane, partial(self._queue_full, why=why))
 
     def adopt(self, lane: LiveSequence, now_ns: int) -> None:
         """Take over a lane with its queue: its next request starts it anew on this version. It has no slot."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from headrace.consumers.direct import DirectBatcher
+from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.live_sequence import LiveSequence
 from headrace.consumers.model_sequences import ModelSequences, StateOptions
 from headrace.consumers.observe import SequenceMetrics
@@ -21,10 +22,14 @@ from headrace.schemas.model_config import ModelConfig, SequenceBatching, Sequenc
 from headrace.schemas.record import TP
 from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.snapshot import SequenceCodec
+from headrace.schemas.snapshot_size import max_state_bytes
 from headrace.streams.log import Log
 from headrace.streams.topology import Topology
 
 logger = logging.getLogger(__name__)
+
+MAX_SPLIT_WARNINGS = 100
+"""Sequences on two partitions that are warned about one by one; all are counted."""
 
 
 def state_options(config: ModelConfig, settings: WorkerSettings) -> StateOptions:
@@ -36,13 +41,48 @@ def state_options(config: ModelConfig, settings: WorkerSettings) -> StateOptions
     )
 
 
-SNAPSHOT_ROOM_BYTES = 16 * 1024
-"""Of a record, for a snapshot's key, head and shapes."""
+def backlog_bounds(settings: WorkerSettings, versions: int) -> BacklogBounds:
+    """Return what may wait for slots of one version of a model that has memory of its own.
+
+    Together the versions' backlogs hold half of what intake admits, so that reading goes on to the ENDs while the other
+    half runs; and no request in them is so old that its partition could not be read on (DELIVERY P-1).
+    """
+    ledger = OffsetLedger(
+        max_span=settings.max_partition_span, block_records=settings.max_poll_records
+    )
+    return BacklogBounds(
+        sequences=settings.max_backlogged_sequences,
+        records=settings.max_queued_records // (2 * versions),
+        span=ledger.reach,
+        size=settings.max_queued_bytes // (2 * versions),
+    )
 
 
-def max_state_bytes(max_record_bytes: int) -> int:
-    """Return how many bytes of state fit into a record."""
-    return max(0, max_record_bytes - SNAPSHOT_ROOM_BYTES)
+def _check_span(model: LoadedModel, bounds: BacklogBounds, settings: WorkerSettings) -> None:
+    """Refuse at start a worker that would stop reading behind the first sequence that waits."""
+    if bounds.span < 1:
+        most = settings.max_poll_records + bounds.span - 1
+        raise ConfigError(
+            f"model '{model.config.name}' keeps memory of its own, so a sequence that waits for a slot must not stop "
+            f"the reading of its partition: expected at most {most}, less than max_partition_span "
+            f"({settings.max_partition_span}) and than a commit's metadata has room for",
+            field="max_poll_records",
+            value=settings.max_poll_records,
+        )
+
+
+def _check_size(model: LoadedModel, max_record_bytes: int) -> None:
+    """Refuse at start what no snapshot could ever hold."""
+    limit = max_state_bytes(max_record_bytes)
+    for version in model.versions.values():
+        size = sum(map(len, version.initial_state[0]))
+        if size > limit:
+            raise ConfigError(
+                f"a sequence's states have {size} bytes, expected at most {limit}, which fit into a record "
+                "(max.request.size)",
+                file=str(model.directory),
+                field="sequence_batching.state",
+            )
 
 
 class SequenceParts:
@@ -77,57 +117,55 @@ class SequenceParts:
             metrics: Where to count.
 
         Raises:
-            ConfigError: A state does not fit into a record.
+            ConfigError: A state does not fit into a record; or the model has memory of its own, and a partition
+                could not be read on while a sequence waits for a slot.
         """
         batching = model.config.sequence_batching
         assert batching is not None
         self._batching: SequenceBatching = batching
+        self._name = name
+        self._topic = topology.requests(name)
         self._versions = versions
-        self._settings = settings
         self._clock = clock
-        options = state_options(model.config, settings)
-        signatures = {number: version.signature for number, version in model.versions.items()}
-        self._sequences = Sequences(
-            signatures,
-            counts=metrics.model(name),
-            idle_us=batching.max_idle_us,
-            keeps_state=bool(batching.states),
-            checks_keys=name not in topology.mapped,
-            max_live=settings.max_live_sequences,
-            release=self._release,
-            adopt=self._adopt,
-            on_split=self._split,
-        )
+        self._split_seen: set[bytes] = set()
+        _check_size(model, log.max_record_bytes)
+        self._bounds = backlog_bounds(settings, len(model.versions))
+        if not batching.states:
+            _check_span(model, self._bounds, settings)
+        self._sequences = self._route(model, topology, settings, metrics)
         self.sequences = ModelSequences(
             name,
             self._sequences,
             log=log,
             state_topic=topology.state(name),
             codec=SequenceCodec(batching.states),
-            options=options,
+            options=state_options(model.config, settings),
             idle_us=batching.max_idle_us,
             settings=settings,
             clock=clock,
             took_over=lambda seconds: metrics.took_over(name, seconds),
             batchers=self._batchers,
         )
-        self._check_size(model, log.max_record_bytes)
-        self._name = name
-        self._topic = topology.requests(name)
-        self._split_seen: set[bytes] = set()
 
-    def _check_size(self, model: LoadedModel, max_record_bytes: int) -> None:
-        """Refuse at start what no snapshot could ever hold."""
-        limit = max_state_bytes(max_record_bytes)
-        for version in model.versions.values():
-            size = sum(map(len, version.initial_state[0]))
-            if size > limit:
-                raise ConfigError(
-                    f"a sequence's states have {size} bytes, expected at most {limit}, which fit into a record "
-                    "(max.request.size)",
-                    file=str(model.directory),
-                    field="sequence_batching.state",
-                )
+    def _route(
+        self,
+        model: LoadedModel,
+        topology: Topology,
+        settings: WorkerSettings,
+        metrics: SequenceMetrics,
+    ) -> Sequences:
+        """Make what decides about every record."""
+        return Sequences(
+            {number: version.signature for number, version in model.versions.items()},
+            counts=metrics.model(self._name),
+            idle_us=self._batching.max_idle_us,
+            keeps_state=bool(self._batching.states),
+            checks_keys=self._name not in topology.mapped,
+            max_live=settings.max_live_sequences,
+            release=self._release,
+            adopt=self._adopt,
+            on_split=self._split,
+        )
 
     def batcher(self, loaded: LoadedVersion) -> SequenceBatcher:
         """Make the scheduler of one version."""
@@ -141,12 +179,7 @@ class SequenceParts:
             version=loaded.version,
             initial=SequenceState(-1, Flag.LIVE, 0, loaded.version, 0, tensors, shapes),
             instances=len(loaded.instances),
-            bounds=BacklogBounds(
-                sequences=self._settings.max_backlogged_sequences,
-                # Half of what intake admits, so that reading goes on while the other half runs.
-                records=max(1, self._settings.max_queued_records // 2),
-                span=max(1, self._settings.max_partition_span // 2),
-            ),
+            bounds=self._bounds,
             on_idle=self._sequences.idle,
             on_moved=self._sequences.moved,
         )
@@ -183,7 +216,3 @@ class SequenceParts:
             self._topic,
             there.partition,
         )
-
-
-MAX_SPLIT_WARNINGS = 100
-"""Sequences on two partitions that are warned about one by one; all are counted."""

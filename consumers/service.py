@@ -21,7 +21,7 @@ from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMet
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
 from headrace.consumers.scheduler import Instances, Scheduler
-from headrace.consumers.sequence_parts import SequenceParts, max_state_bytes
+from headrace.consumers.sequence_parts import SequenceParts
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.version import Healthy, Version
 from headrace.consumers.worker import ModelWorker
@@ -31,6 +31,7 @@ from headrace.schemas.answers import ResponseEncoder, encode_error
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
 from headrace.schemas.requests import RequestDecoder
+from headrace.schemas.snapshot_size import max_state_bytes
 from headrace.streams.cancels import read_cancel
 from headrace.streams.log import LATEST, Log, Span, TopicSpec
 from headrace.streams.metrics_text import Series

@@ -17,7 +17,8 @@ class WorkerSettings:
         max_queued_records: Records of a model that may be admitted and unanswered; above, polling pauses.
         max_queued_bytes: The same in bytes of their values.
         max_partition_span: Offsets between the lowest unfinished and the newest admitted one (DELIVERY P-1: the
-            finished ones between travel in each commit's metadata).
+            finished ones between travel in each commit's metadata). Where a model keeps memory of its own, above
+            ``max_poll_records``: else a sequence that waits for a slot would stop its partition.
         max_record_bytes: A request's value may have at most this many bytes.
         max_poll_records: Records of one poll: bounds how long decoding holds the loop.
         max_inline_bytes: A poll's records of one partition with more bytes are decoded in a thread: 1 MiB of JSON

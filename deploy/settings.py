@@ -195,7 +195,8 @@ class Settings(BaseSettings):
     max_partition_span: int = Field(
         10_000,
         ge=1,
-        description="Offsets between the oldest unfinished record of a partition and the newest.",
+        description="Offsets between the oldest unfinished record of a partition and the newest; "
+        "above --max-poll-records where a model with sequences keeps memory of its own.",
         json_schema_extra=WORKER,
     )
     max_poll_records: int = Field(

@@ -29,7 +29,7 @@ from headrace.schemas.tensor import Datatype
 from headrace.streams.status import SequenceCounts
 
 SUM = StateConfig("SUM_IN", "SUM_OUT", Datatype.INT64, (1,))
-WIDE = BacklogBounds(sequences=10**6, records=10**6, span=10**9)
+WIDE = BacklogBounds(sequences=10**6, records=10**6, span=10**9, size=10**9)
 TPS = tuple(TP("headrace.m.requests", partition) for partition in range(4))
 
 
@@ -39,6 +39,7 @@ class Place(NamedTuple):
     offset: int
     timestamp: int
     key: bytes | None = None
+    value: bytes = b""
 
 
 class Ran(NamedTuple):
@@ -173,8 +174,9 @@ class Model:
             version=version or max(self.versions),
             **fields,
         )
-        made.record = Place(self.offsets[tp], self.now_ns // MS)
-        made.data = (str(value).encode(),)
+        data = str(value).encode()
+        made.record = Place(self.offsets[tp], self.now_ns // MS, value=data)
+        made.data = (data,)
         self.offsets[tp] += 1
         return made
 

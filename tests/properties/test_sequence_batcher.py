@@ -135,9 +135,10 @@ traces = st.builds(
         [
             WIDE,
             WIDE,
-            BacklogBounds(1, 100, 100),
-            BacklogBounds(9, 3, 100),
-            BacklogBounds(9, 100, 6),
+            BacklogBounds(1, 100, 100, 1000),
+            BacklogBounds(9, 3, 100, 1000),
+            BacklogBounds(9, 100, 6, 1000),
+            BacklogBounds(9, 100, 100, 4),
         ]
     ),
     versions=st.sampled_from([(1,), (1,), (1, 2)]),
@@ -519,6 +520,8 @@ def bounds(make: type[SequenceBatcher], trace: Trace) -> None:
             per = Counter(lane.tp for lane in lanes)
             assert max(per.values(), default=0) <= trace.bounds.sequences
             assert sum(lane.waiting for lane in lanes) <= trace.bounds.records
+            values = [one.record.value for lane in lanes for one in lane]
+            assert sum(map(len, values)) <= trace.bounds.size
             for lane in lanes:
                 newest = max(one.record.offset for one in lane)
                 assert lane.head

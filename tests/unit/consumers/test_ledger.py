@@ -361,3 +361,15 @@ def test_repr_shows_where_it_stands() -> None:
     ledger = admitted(0, 10)
     ledger.finish([4])
     assert repr(ledger) == "OffsetLedger(low=0, next=10, 1 runs above)"
+
+
+def test_P1_reach_is_how_far_reading_goes_on() -> None:
+    """The lowest offset stays unfinished: at the reach a block is admitted still, an offset beyond it is not."""
+    ledger = OffsetLedger(max_span=1000, block_records=50)
+    assert ledger.reach == 950
+    ledger.admit(records(*range(950)))
+    assert ledger.may_admit()
+    ledger.admit(records(950))
+    assert not ledger.may_admit()
+    # The metadata may have less room than the span.
+    assert OffsetLedger(max_metadata_bytes=164, block_records=10).reach == 286

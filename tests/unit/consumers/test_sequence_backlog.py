@@ -276,7 +276,7 @@ def test_too_many_sequences_of_a_partition_answer_start_queue_full(
     make: type[SequenceBatcher],
 ) -> None:
     """The bound is the partition's; what was admitted behind the START is answered too, and a later START may fit."""
-    model = full(make, bounds=BacklogBounds(2, 100, 100))
+    model = full(make, bounds=BacklogBounds(2, 100, 100, 1000))
     fit = [model.ask(number, 1, "S") for number in (2, 3)]
     there = model.ask(9, 1, "S", partition=1)
     over = model.chain(4, [1, 2])
@@ -298,7 +298,7 @@ def test_too_many_sequences_of_a_partition_answer_start_queue_full(
 @both
 def test_too_many_records_answer_start_queue_full(make: type[SequenceBatcher]) -> None:
     """Over all partitions."""
-    model = full(make, bounds=BacklogBounds(9, 3, 100))
+    model = full(make, bounds=BacklogBounds(9, 3, 100, 1000))
     fit = model.chain(2, [1, 2, 3])
     over = model.ask(3, 1, "S", partition=1)
     model.offer(*fit)
@@ -312,7 +312,7 @@ def test_further_requests_of_backlogged_sequences_end_the_newest_one(
     make: type[SequenceBatcher],
 ) -> None:
     """So the sequence that waits for longest has its turn; reading never stalls."""
-    model = full(make, bounds=BacklogBounds(9, 3, 100))
+    model = full(make, bounds=BacklogBounds(9, 3, 100, 1000))
     made = [model.ask(2, 1, "S"), model.ask(3, 1, "S", partition=1), model.ask(2, 2)]
     model.offer(*made)
     last = model.ask(2, 3)
@@ -322,11 +322,64 @@ def test_further_requests_of_backlogged_sequences_end_the_newest_one(
 
 
 @both
+def test_too_many_bytes_answer_start_queue_full(make: type[SequenceBatcher]) -> None:
+    """Over all partitions, as many as there are digits here; what leaves the backlog makes room."""
+    model = full(make, bounds=BacklogBounds(9, 100, 100, 8))
+    fit = model.chain(2, [10, 20, 30])
+    over = model.ask(3, 456, "S", partition=1)
+    model.offer(*fit)
+    model.offer(over)
+    assert model.sums(*fit, over) == [None, None, None, "queue_full"]
+    assert "requests of 9 bytes would wait for a slot, expected at most 8" in model.text(over)
+    finish(model)
+    assert model.sums(*fit) == [10, 30, 60]
+    model.offer(model.ask(1, 1, "S"))
+    model.run()
+    again = model.ask(3, 12345678, "S")
+    model.offer(again)
+    assert model.sums(again) == [None]
+    model.batcher.drop(again.tp)
+    assert model.batcher._backlog._bytes == 0
+
+
+@both
+def test_further_bytes_of_backlogged_sequences_end_the_newest_one(
+    make: type[SequenceBatcher],
+) -> None:
+    """A long request behind a short START counts like any other."""
+    model = full(make, bounds=BacklogBounds(9, 100, 100, 8))
+    made = [model.ask(2, 1, "S"), model.ask(3, 1, "S", partition=1)]
+    model.offer(*made)
+    last = model.ask(2, 1234567)
+    model.offer(last)
+    assert model.sums(*made, last) == [None, "queue_full", None]
+
+
+@both
+def test_P1_what_others_read_on_ends_the_sequence_that_holds_its_partition_back(
+    make: type[SequenceBatcher],
+) -> None:
+    """Records of another version, or of no sequence, are never offered here; the partition is read on by them too."""
+    model = full(make, bounds=BacklogBounds(9, 100, 6, 100))
+    one = model.ask(2, 1, "S")
+    model.offer(one)
+    first = one.record.offset
+    assert not model.batcher.read_on(one.tp, first + 6)
+    assert not model.batcher.read_on(TPS[1], first + 60)
+    assert model.batcher.read_on(one.tp, first + 7)
+    wake_ns = model.batcher.wake_at()
+    assert wake_ns is not None
+    assert wake_ns <= model.now_ns
+    model.tick()
+    assert model.sums(one) == ["queue_full"]
+
+
+@both
 def test_a_partition_that_is_read_too_far_ends_the_sequence_that_holds_it_back(
     make: type[SequenceBatcher],
 ) -> None:
     """The one with the oldest request, though it may have come to the backlog late."""
-    model = full(make, bounds=BacklogBounds(9, 100, 6))
+    model = full(make, bounds=BacklogBounds(9, 100, 6, 1000))
     made = [model.ask(number, 1, "S") for number in (2, 3)]
     model.offer(*made)
     rest = [model.ask(1, 1) for _ in range(4)]
@@ -342,7 +395,7 @@ def test_a_successor_that_holds_its_partition_back_is_ended_as_it_comes(
     make: type[SequenceBatcher],
 ) -> None:
     """Its START was read long ago, behind its predecessor's END."""
-    model = full(make, bounds=BacklogBounds(9, 100, 6))
+    model = full(make, bounds=BacklogBounds(9, 100, 6, 1000))
     model.offer(model.ask(1, 1, "E"))
     successor = model.ask(1, 5, "S")
     model.offer(successor, model.ask(2, 1, "S"))
@@ -355,7 +408,7 @@ def test_a_successor_that_holds_its_partition_back_is_ended_as_it_comes(
 @both
 def test_declared_states_need_no_bounds(make: type[SequenceBatcher]) -> None:
     """Parking gives everybody a slot, so nothing is refused however small the bounds are."""
-    model = full(make, states=Model().states, bounds=BacklogBounds(1, 1, 1))
+    model = full(make, states=Model().states, bounds=BacklogBounds(1, 1, 1, 1))
     made = [model.ask(number, 1, "S") for number in range(2, 50)]
     model.offer(*made)
     model.run()
@@ -364,7 +417,7 @@ def test_declared_states_need_no_bounds(make: type[SequenceBatcher]) -> None:
 
 def test_the_oldest_head_is_found_although_many_left() -> None:
     """Places of lanes that left are thrown away before they outnumber the rest."""
-    backlog = Backlog(BacklogBounds(10**6, 10**6, 1))
+    backlog = Backlog(BacklogBounds(10**6, 10**6, 1, 10**6))
     for number in range(5000):
         lane = waiting(number, number)
         backlog.add(lane)
@@ -375,8 +428,8 @@ def test_the_oldest_head_is_found_although_many_left() -> None:
     backlog.add(keeper)
     backlog.add(late)
     entry = queued(9)
-    backlog.read([entry])
-    found = backlog.excess([entry])
+    backlog.read(entry.tp, entry.record.offset)
+    found = backlog.excess([entry.tp])
     assert found is not None
     assert found[0] is late
 
@@ -386,7 +439,7 @@ def test_what_the_bounds_end_is_told_by_the_word_that_programs_know(
     make: type[SequenceBatcher],
 ) -> None:
     """`queue_full` is retriable: the same bytes may succeed later."""
-    model = full(make, bounds=BacklogBounds(0, 1, 1))
+    model = full(make, bounds=BacklogBounds(0, 1, 1, 1000))
     one = model.ask(2, 1, "S")
     model.offer(one)
     error = model.answers[one]
