@@ -57,7 +57,9 @@ class Committer:
         self._cover = cover
         self._interval_s = interval_s
         self._pending: dict[TP, Position] = {}
+        self._taken: Mapping[TP, Position] = {}  # by the flush that runs
         self._fenced: dict[TP, int] = {}
+        self._released: dict[TP, int] = {}
         self._error: LogError | None = None
         self._committing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -67,28 +69,39 @@ class Committer:
         """Count the partitions with a position to commit."""
         return len(self._pending)
 
-    def __contains__(self, owner: TP) -> bool:
-        """Say whether a partition has a position to commit."""
-        return owner in self._pending
-
     def outcome(self, owner: TP, position: Position) -> Outcome:
         """Say what a settle of this position may still become."""
         fenced = self._fenced.get(owner) == position.epoch
         ours = not fenced and self._member.owns(owner, position.epoch)
         return Outcome.SETTLED if ours else Outcome.FENCED
 
-    def take_over(self, owner: TP, position: Position) -> None:
-        """Commit this position from now on; every answer up to it is acknowledged.
+    def times_released(self, owner: TP) -> int:
+        """Return how often a partition was released: a settle that began before the last time settles nothing."""
+        return self._released.get(owner, 0)
+
+    def take_over(self, owner: TP, position: Position, times_released: int) -> Outcome:
+        """Commit this position from now on, unless it is fenced; every answer up to it is acknowledged.
 
         The cover is told in the same step: a commit that begins in between would not see the states that the
         position stands for.
+
+        Args:
+            owner: The partition.
+            position: Of it.
+            times_released: As it was when the settle began.
         """
+        if times_released != self.times_released(owner):
+            return Outcome.FENCED
+        outcome = self.outcome(owner, position)
+        if outcome is Outcome.FENCED:
+            return outcome
         before = self._pending.get(owner)
         # Settles of one owner may come back in another order than they were called in.
         if before is None or before.epoch != position.epoch or before.offset <= position.offset:
             self._pending[owner] = position
             if self._cover is not None:
                 self._cover.settled(owner, position)
+        return outcome
 
     async def commit_when_due(self) -> bool:
         """Commit at once and return True, or within the interval by a task: a commit is a round trip."""
@@ -116,6 +129,7 @@ class Committer:
         """
         async with self._committing:
             taken, self._pending = self._pending, {}
+            self._taken = taken
             due = {tp: at for tp, at in taken.items() if self._member.owns(tp, at.epoch)}
             self._fenced.update({tp: at.epoch for tp, at in taken.items() if tp not in due})
             try:
@@ -125,11 +139,30 @@ class Committer:
             except BaseException:
                 self._pending = {**due, **self._pending}
                 raise
+            finally:
+                self._taken = {}
             for tp, at in due.items():
                 if tp in refused:
                     self._fenced[tp] = at.epoch
                 elif self._cover is not None and self._member.owns(tp, at.epoch):
                     self._cover.committed(tp, at)
+
+    async def release(self, owner: TP) -> None:
+        """Commit what is settled of a partition that goes, also by a flush that runs, and keep nothing of it.
+
+        It may be taken over anew under the same epoch. A commit that came only then would move its position past steps
+        that the new time has not run, or would make that time's own commits go back; so one that fails is dropped, as
+        are settles that come back later, and the records are read again.
+
+        Raises:
+            LogError: A snapshot or the commit failed.
+        """
+        self._released[owner] = self.times_released(owner) + 1
+        try:
+            if owner in self._taken or owner in self._pending:
+                await self.flush()
+        finally:
+            self._pending.pop(owner, None)
 
     async def _save(self, cover: Cover, due: dict[TP, Position]) -> None:
         """Publish the snapshots that these positions need, all owners' in common rounds of bounded size.

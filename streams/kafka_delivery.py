@@ -63,6 +63,7 @@ class KafkaDelivery:
         """Publish what is buffered for these owners and take over their positions for the next commit."""
         committer = self._committer
         committer.raise_failure()
+        released = {tp: committer.times_released(tp) for tp in upto}
         await self._producer.start()
         outcomes = {tp: committer.outcome(tp, at) for tp, at in upto.items()}
         owners = sorted(tp for tp, outcome in outcomes.items() if outcome is Outcome.SETTLED)
@@ -71,9 +72,7 @@ class KafkaDelivery:
         if owners:
             await self._publish_in_turn(owners)
         for owner in owners:
-            outcomes[owner] = committer.outcome(owner, upto[owner])
-            if outcomes[owner] is Outcome.SETTLED:
-                committer.take_over(owner, upto[owner])
+            outcomes[owner] = committer.take_over(owner, upto[owner], released[owner])
         if await committer.commit_when_due():
             for owner in owners:
                 if outcomes[owner] is Outcome.SETTLED:
@@ -91,9 +90,10 @@ class KafkaDelivery:
             await self._publish_in_turn([owner])
         self._outs.pop(owner, None)
         self._late.pop(owner, None)
-        if owner in self._committer:
-            await self.flush()
-        self._forget(owner)
+        try:
+            await self._committer.release(owner)
+        finally:
+            self._forget(owner)
 
     async def close(self) -> None:
         """Stop committing."""

@@ -48,6 +48,7 @@ class MemoryDelivery:
         """Publish in order of the owners, then take over their positions for the next commit."""
         committer = self._committer
         committer.raise_failure()
+        released = {tp: committer.times_released(tp) for tp in upto}
         outcomes: dict[TP, Outcome] = {}
         for owner, position in upto.items():
             outcomes[owner] = committer.outcome(owner, position)
@@ -56,14 +57,15 @@ class MemoryDelivery:
         for owner, position in upto.items():
             async with self._locks.setdefault(owner, asyncio.Lock()):
                 # It may be fenced since this call began: then what is buffered is the next epoch's.
-                if committer.outcome(owner, position) is Outcome.SETTLED:
+                is_same = released[owner] == committer.times_released(owner)
+                if is_same and committer.outcome(owner, position) is Outcome.SETTLED:
                     await self._publish(owner)
         for owner, position in upto.items():
-            outcomes[owner] = committer.outcome(owner, position)
-            if outcomes[owner] is Outcome.SETTLED:
-                committer.take_over(owner, position)
+            outcomes[owner] = committer.take_over(owner, position, released[owner])
         if await committer.commit_when_due():
-            outcomes = {owner: committer.outcome(owner, at) for owner, at in upto.items()}
+            for owner, position in upto.items():
+                if outcomes[owner] is Outcome.SETTLED:
+                    outcomes[owner] = committer.outcome(owner, position)
         return outcomes
 
     async def _publish(self, owner: TP) -> None:
@@ -85,9 +87,10 @@ class MemoryDelivery:
             await self._publish(owner)
         self._outs.pop(owner, None)
         self._late.pop(owner, None)
-        if owner in self._committer:
-            await self.flush()
-        self._forget(owner)
+        try:
+            await self._committer.release(owner)
+        finally:
+            self._forget(owner)
 
     def stop(self) -> None:
         """Commit nothing more by itself."""

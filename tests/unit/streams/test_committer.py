@@ -168,3 +168,55 @@ async def test_a_commit_that_fails_does_not_forget_what_was_settled_meanwhile():
     await delivery.flush()
     assert {tp: at.offset for tp, at in log.committed("g").items()} == {A: 2, B: 1}
     await source.__aexit__(None, None, None)
+
+
+async def test_P3_P8_a_release_waits_for_the_flush_that_has_the_partition():
+    """Taken over anew under the same epoch, it must not be committed any more by who had it before."""
+    log, cover = await opened(), Snapshots()
+    worker, source, delivery = await started(log, cover)
+    cover.dirty = {A: [chunk(b"1")]}
+    await delivery.settle({A: Position(1, "", worker.epochs[A])})
+    log.hold_produce()
+    flushing = asyncio.create_task(delivery.flush())
+    await source.poll(1, 0.01)
+    releasing = asyncio.create_task(delivery.release(A, abort=True))
+    await source.poll(1, 0.01)
+    assert not releasing.done()
+    log.free_produce()
+    await releasing
+    assert log.committed("g")[A].offset == 1
+    await flushing
+    await source.__aexit__(None, None, None)
+
+
+async def test_P3_what_a_release_cannot_commit_is_not_committed_later():
+    """The epoch stays the same where a partition is taken over anew, and the states are the new time's by then."""
+    log, cover = await opened(), Snapshots()
+    worker, source, delivery = await started(log, cover)
+    await delivery.settle({tp: Position(5, "", worker.epochs[tp]) for tp in (A, B)})
+    log.fail_commit()
+    with pytest.raises(LogError, match="commit failed"):
+        await delivery.release(A, abort=True)
+    await delivery.settle({A: Position(2, "", worker.epochs[A])})
+    await delivery.flush()
+    assert {tp: at.offset for tp, at in log.committed("g").items()} == {A: 2, B: 5}
+    await source.__aexit__(None, None, None)
+
+
+async def test_P3_P8_a_settle_that_comes_back_after_a_release_settles_nothing():
+    """Its position is the earlier time's: the topic may have been made again since."""
+    log, cover = await opened(), Snapshots()
+    worker, source, delivery = await started(log, cover)
+    epoch = worker.epochs[A]
+    delivery.put(A, outs("state", 0, 1))
+    log.hold_produce()
+    settling = asyncio.create_task(delivery.settle({A: Position(9, "", epoch)}))
+    await source.poll(1, 0.01)
+    await delivery.release(A, abort=True)
+    log.free_produce()
+    assert await settling == {A: Outcome.FENCED}
+    assert await delivery.settle({A: Position(1, "", epoch)}) == {A: Outcome.SETTLED}
+    await delivery.flush()
+    assert log.committed("g")[A].offset == 1
+    assert cover.names() == ["settled", "snapshots", "committed"]
+    await source.__aexit__(None, None, None)
