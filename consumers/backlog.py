@@ -159,9 +159,9 @@ class Backlog:
     # --- bounds ---
 
     def read(self, tp: TP, offset: int) -> None:
-        """Take note that a partition was read up to an offset."""
+        """Take note that a partition was read up to an offset, at least."""
         if self._bounds is not None:
-            self._newest[tp] = offset
+            self._newest[tp] = max(offset, self._newest.get(tp, 0))
 
     def full(self, lane: LiveSequence) -> str:
         """Return why there is no room for a lane, or ``""``."""

@@ -92,6 +92,7 @@ class ModelSequences:
         clock: Clock,
         took_over: Callable[[float], None],
         batchers: Callable[[], Mapping[int, SequenceBatcher]],
+        read_on: Callable[[TP, int], None],
     ) -> None:
         """Keep the parts.
 
@@ -107,6 +108,7 @@ class ModelSequences:
             clock: Time.
             took_over: Told how long a takeover's reading took, seconds.
             batchers: Returns each version's batcher.
+            read_on: Told the next offset of a partition to read, before a block's records are queued.
         """
         self.sequences = sequences
         self.options = options
@@ -119,6 +121,7 @@ class ModelSequences:
         self._clock = clock
         self._took_over = took_over
         self._batchers = batchers
+        self._read_on = read_on
         self._partitions: Mapping[TP, Partition] = {}
         self._settler: Settler | None = None
         self._source: Source | None = None
@@ -221,6 +224,7 @@ class ModelSequences:
         routed = self.sequences.route(part.tp, entries)
         if routed.closed:
             self._finished_before(part, routed.closed)
+        self._read_on(part.tp, part.ledger.next_offset)
         return routed
 
     def _finished_before(self, part: Partition, entries: Sequence[Entry]) -> None:

@@ -101,8 +101,9 @@ class SequenceBatcher(LaneQueue):
         Returns:
             Whether there is something to fetch (`expire`).
         """
-        self._backlog.read(tp, next_offset - 1)
-        self._shed((tp,))
+        if not self._parks:
+            self._backlog.read(tp, next_offset - 1)
+            self._shed((tp,))
         return bool(self._refusing)
 
     def _shed(self, tps: Iterable[TP]) -> None:

@@ -145,6 +145,7 @@ class SequenceParts:
             clock=clock,
             took_over=lambda seconds: metrics.took_over(name, seconds),
             batchers=self._batchers,
+            read_on=self._read_on,
         )
 
     def _route(
@@ -201,6 +202,12 @@ class SequenceParts:
         """Queue a sequence at its new version; called while the old one's batcher is at work."""
         self._batchers()[lane.home].adopt(lane, self._clock.now_ns())
         self._versions[lane.home].scheduler.dispatch_soon()
+
+    def _read_on(self, tp: TP, next_offset: int) -> None:
+        """Let every version's backlog know how far a partition is read, whatever its records are."""
+        for number, batcher in self._batchers().items():
+            if batcher.read_on(tp, next_offset):
+                self._versions[number].scheduler.dispatch_soon()
 
     def _split(self, key: bytes, here: TP, there: TP) -> None:
         if key in self._split_seen or len(self._split_seen) >= MAX_SPLIT_WARNINGS:

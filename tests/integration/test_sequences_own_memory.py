@@ -89,6 +89,26 @@ async def test_P1_a_sequence_that_waits_does_not_stop_its_partition(stage, tmp_p
         assert await check_freed(stage, 1) == ({""} if span == 600 else {"", "queue_full"})
 
 
+@both
+async def test_P1_records_of_others_do_not_stop_a_partition_in_which_a_sequence_waits(
+    stage, tmp_path, oldest
+):
+    """Another version's steps and steps of no sequence never come to the backlog that holds the partition back."""
+    repository = own_memory(tmp_path, oldest=oldest, versions=2)
+    async with stage.worker(repository, max_partition_span=12, max_poll_records=8):
+        await hold(stage, 1, 2)
+        (waits,) = await stage.step(Step(5, 1, start=True, end=True, version=1))
+        for _ in range(10):
+            await stage.until_answered(await stage.step(Step(2, 0)))
+        await stage.until_answered([waits])
+        (waits,) = await stage.step(Step(6, 1, start=True, end=True, version=2))
+        for name in range(100, 120):
+            lost = await stage.send_raw([stage.record(Step(name, 1))])
+            await stage.until_answered(lost)
+        found = await check_freed(stage, 1, 2)
+        assert found == {"", "queue_full", "sequence_unknown"}
+
+
 async def test_P1_a_span_that_would_stop_the_first_partition_is_refused_at_start(stage, tmp_path):
     """A model with memory of its own needs room for a block beyond what waits; others do without."""
     expected = "max_poll_records = 8: model 'echo' keeps memory of its own, .* at most 7, .*max_partition_span .8.*"
