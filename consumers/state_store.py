@@ -13,7 +13,9 @@ a commit. A failed settle keeps what it was to settle for the next one, a failed
 
 The rules, each with its counterexample in the tests:
 
-1. A snapshot waits for the answers that it covers (M1), unless it carries them itself (``record_answers``, D8).
+1. A snapshot waits for the answers that it covers (M1), unless it carries all of them itself (``record_answers``,
+   D8). Where a record has no room for them it waits, and the commit writes it. What it carries is what is not known
+   to be out: a request that is delivered again is closed if its answer was acknowledged.
 2. A commit waits for the snapshots of everything that was settled before it (P-3, D3).
 3. A marker stays until an acknowledged commit has passed it and it is ``ended_ttl_ms`` old (P-2, D2). The age counts
    from its writing, as zombies' ages do: on a backlog, a request's own timestamp may be as old as it likes. The time
@@ -59,7 +61,8 @@ class StoreCounts:
         markers: Markers among them.
         tombstones: Tombstones, of others' keys too.
         early: Keys forgotten before their time because there were more than ``max_markers``.
-        unrecorded: Recorded answers left out, the oldest first, because the snapshot would not have fit into a record.
+        unrecorded: Answers that were published before a snapshot, since none that holds them fits into a record: their
+            requests may be answered otherwise if they are delivered again.
     """
 
     snapshots: int = 0
@@ -183,15 +186,18 @@ class StateStore(Generic[S]):
         if part is None or not self._record_answers:
             return
         for key, offset, out in answers:
-            part.answers.setdefault(key, {})[offset] = out
+            part.recorded.setdefault(key, {})[offset] = out
 
     def answers(self, tp: TP, key: bytes, offset: int) -> Out | None:
-        """Return the answer that was recorded for a request which is delivered again, None if there is none."""
+        """Return the answer that an earlier owner recorded for a request; None if there is none, or it is out."""
         part = self._parts.get(tp)
         return None if part is None else part.answers.get(key, {}).get(offset)
 
     def begin(self, tp: TP) -> tuple[Sequence[Out], Sequence[Out]]:
         """Fix what the settle that begins now is about; called right before it, again if it failed.
+
+        What was returned for a try that failed is not returned again: it is kept by whoever publishes it, as the
+        answers are.
 
         Returns:
             Records that must be acknowledged before the answers are published, and such to publish in the same
@@ -200,27 +206,25 @@ class StateStore(Generic[S]):
         part = self._parts.get(tp)
         if part is None:
             return (), ()
-        part.settling.update(part.staged)
-        part.staged = {}
+        staged = part.begin()
+        if not self._record_answers and self._every == 0:
+            return (), ()
+        outs: list[StateOut[S]] = []
+        part.race()
+        again = {out.state_key for out in part.emitted}
         if self._record_answers:
-            part.raced = part.contended()
             # Own tombstones go the way of the snapshots, for a commit's would race with them (5).
             gone = part.forgettable(list(islice(self._due(part, self._wall_ms()), MAX_FORGOTTEN)))
-            part.emitted = [self._tombstone(tp, key, part.nonce) for key in gone]
-            part.emitted += [self._snapshot(tp, part, *found) for found in part.settling.items()]
-            return part.emitted, ()
-        if self._every > 0:
-            part.raced = part.contended()
-            again = {out.state_key for out in part.emitted}
-            keys = [key for key in part.settling if self._is_full(part, key) or key in again]
-            part.emitted = [
-                self._snapshot(tp, part, key, part.settling[key])
-                for key in keys
-                if key not in part.raced
-            ]
-            for out in part.emitted:
-                part.unsaved.pop(out.state_key, None)
-        return (), part.emitted
+            outs += [self._tombstone(tp, key, part.nonce) for key in gone if key not in again]
+            found = [self._recorded(tp, part, key, state) for key, state in staged.items()]
+            outs += [out for out in found if out is not None]
+        else:
+            for key, state in staged.items():
+                if key not in part.raced and (self._is_full(part, key) or key in again):
+                    outs.append(self._snapshot(tp, part, key, state))
+                    part.unsaved.pop(key, None)
+        part.emitted += outs
+        return (outs, ()) if self._record_answers else ((), outs)
 
     def settled(self, owner: TP, position: Position) -> None:
         """Take note that the settle's answers, and what `begin` returned for it, are acknowledged."""
@@ -229,12 +233,22 @@ class StateStore(Generic[S]):
         if part is None:
             return
         settling, part.settling = part.settling, {}
-        emitted, part.emitted = part.emitted, ()
-        saved = [out for out in emitted if out.state is None or out.state_key not in part.raced]
+        emitted, part.emitted = part.emitted, []
+        raced, part.raced = part.raced, set()
+        published, part.publishing = part.publishing, {}
+        saved = [
+            out
+            for out in emitted
+            if (out.state_key not in settling if out.state is None else out.state_key not in raced)
+        ]
         for out in saved:
             if out.state is not None:
-                del settling[out.state_key]
                 part.dirty.pop(out.state_key, None)
+                if settling.get(out.state_key) is out.state:
+                    del settling[out.state_key]
+        self.counts.unrecorded += sum(
+            len(published.get(key, ())) for key in settling if key not in raced
+        )
         part.dirty.update(settling)
         self.saved(owner, saved)
 
@@ -337,17 +351,28 @@ class StateStore(Generic[S]):
             yield chunk
 
     def _snapshot(self, tp: TP, part: StoredPartition[S], key: bytes, state: S) -> StateOut[S]:
-        answers = part.answers.get(key)
+        """Make a snapshot of a state whose answers are acknowledged."""
+        value = pack_snapshot(self._codec, state, part.answers.get(key))
+        if 0 < self._max_bytes < len(value):
+            # A step came behind all that were taken over, so they are out again; a marker has room for them.
+            value = pack_snapshot(self._codec, state)
+        return self._state_out(tp, key, part.nonce, value, state)
+
+    def _recorded(
+        self, tp: TP, part: StoredPartition[S], key: bytes, state: S
+    ) -> StateOut[S] | None:
+        """Make a snapshot that holds its answers; None where a record has no room for all of them."""
+        answers = {**part.answers.get(key, {}), **part.publishing.get(key, {})}
         value = pack_snapshot(self._codec, state, answers)
-        while answers and 0 < self._max_bytes < len(value):
-            # Their requests may be answered otherwise if they are delivered again, as without recording.
-            for offset in sorted(answers)[: (len(answers) + 1) // 2]:
-                del answers[offset]
-                self.counts.unrecorded += 1
-            value = pack_snapshot(self._codec, state, answers)
-        record_key = state_key(self._kind, key, part.nonce)
-        return StateOut(Out(self._topic, tp.partition, record_key, value), key, part.nonce, state)
+        if 0 < self._max_bytes < len(value):
+            return None
+        return self._state_out(tp, key, part.nonce, value, state)
+
+    def _state_out(
+        self, tp: TP, key: bytes, nonce: bytes, value: bytes | None, state: S | None
+    ) -> StateOut[S]:
+        record_key = state_key(self._kind, key, nonce)
+        return StateOut(Out(self._topic, tp.partition, record_key, value), key, nonce, state)
 
     def _tombstone(self, tp: TP, key: bytes, nonce: bytes) -> StateOut[S]:
-        record_key = state_key(self._kind, key, nonce)
-        return StateOut(Out(self._topic, tp.partition, record_key, None), key, nonce, None)
+        return self._state_out(tp, key, nonce, None, None)

@@ -41,12 +41,14 @@ class StoredPartition(Generic[S]):
         nonce: Of the takeover: a part of each key that is written.
         staged: Answers that lead to them are put for the coming settle.
         settling: The settle is under way, or has failed and will be tried again.
-        emitted: What `StateStore.begin` wrote for that settle.
+        emitted: What `StateStore.begin` returned for that settle and its failed tries, in the order of the log.
         raced: Keys of which a commit writes an older state meanwhile, so that what was emitted does not count.
         dirty: Settled, and in no acknowledged snapshot.
         frozen: What a commit is to write, until it is acknowledged.
         unsaved: Key → times staged since its last snapshot was made; only where snapshots are made every so often.
-        answers: Key → input offset → recorded answer, from the committed offset on.
+        recorded: Key → input offset → answer that is put for the coming settle, where they are recorded.
+        publishing: The same of the settle that is under way, or has failed and will be tried again.
+        answers: The same as taken over, from the committed offset on.
         foreign: Key → other takeovers' nonces under which it may still be in the topic, the winner's last.
         forgetting: Keys of own tombstones that a commit is writing.
         superseded: Keys with foreign nonces of which an own snapshot is acknowledged.
@@ -65,7 +67,9 @@ class StoredPartition(Generic[S]):
         "frozen",
         "nonce",
         "passed",
+        "publishing",
         "raced",
+        "recorded",
         "settling",
         "staged",
         "superseded",
@@ -85,11 +89,13 @@ class StoredPartition(Generic[S]):
         self.answers = {key: dict(recorded) for key, recorded in answers.items()}
         self.staged: dict[bytes, S] = {}
         self.settling: dict[bytes, S] = {}
-        self.emitted: Sequence[StateOut[S]] = ()
+        self.emitted: list[StateOut[S]] = []
         self.raced: set[bytes] = set()
         self.dirty: dict[bytes, S] = {}
         self.frozen: dict[bytes, S] = {}
         self.unsaved: dict[bytes, int] = {}
+        self.recorded: dict[bytes, dict[int, Out]] = {}
+        self.publishing: dict[bytes, dict[int, Out]] = {}
         self.forgetting: set[bytes] = set()
         self.superseded: dict[bytes, None] = {}
         self.waiting: dict[bytes, tuple[int, int]] = {}
@@ -113,6 +119,15 @@ class StoredPartition(Generic[S]):
         return (
             key in self.staged or key in self.settling or key in self.dirty or key in self.frozen
         )
+
+    def begin(self) -> dict[bytes, S]:
+        """Fix what the settle that begins now is about; returns what was staged since it was last tried."""
+        staged, self.staged = self.staged, {}
+        recorded, self.recorded = self.recorded, {}
+        self.settling.update(staged)
+        for key, answers in recorded.items():
+            self.publishing.setdefault(key, {}).update(answers)
+        return staged
 
     def freeze(self) -> list[tuple[bytes, S]]:
         """Fix what a commit writes: everything that is settled and not saved."""
@@ -148,7 +163,7 @@ class StoredPartition(Generic[S]):
             self.waiting[key] = (offset, written_ms)
 
     def commit(self, offset: int) -> None:
-        """Take note of an acknowledged commit: markers before it are passed, answers before it not needed."""
+        """Take note of an acknowledged commit: markers before it are passed, restored answers before it not needed."""
         self.committed = max(self.committed, offset)
         for key, (at, _) in list(self.waiting.items()):
             if at < self.committed:
@@ -186,9 +201,9 @@ class StoredPartition(Generic[S]):
                 found += [(key, nonce) for nonce in nonces[:-1] or nonces]
         return found
 
-    def contended(self) -> set[bytes]:
-        """Return the keys of ours of which a commit has a record in its hands."""
-        return {*self.frozen, *self.forgetting}
+    def race(self) -> None:
+        """Take note that a settle writes beside what a commit has in its hands."""
+        self.raced.update(self.frozen, self.forgetting)
 
     def forgettable(self, due: Sequence[bytes]) -> list[bytes]:
         """Return the keys among those that are due of which only our own record may be left."""

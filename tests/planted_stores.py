@@ -93,7 +93,7 @@ class Races(StateStore):
     """Rule 5: what `begin` wrote counts, whatever a commit writes meanwhile."""
 
     def settled(self, owner, position):
-        self._parts[owner].raced.clear()
+        self._parts[owner].raced = set()
         super().settled(owner, position)
 
 
@@ -130,11 +130,26 @@ class ForgetsReusedKeys(StateStore):
 
 
 class PrunesAnswers(StateStore):
-    """R6: answers that no commit has passed are left out of the next snapshot."""
+    """R6: of the answers that are not acknowledged only the latest is in the snapshot."""
 
     def record(self, tp, answers):
         for key, offset, out in answers:
-            self._parts[tp].answers[key] = {offset: out}
+            self._parts[tp].recorded[key] = {offset: out}
+
+
+class PrunesFailedAnswers(StateStore):
+    """R6: answers of a settle that failed are left out of the next one's snapshots."""
+
+    def begin(self, tp):
+        self._parts[tp].publishing = {}
+        return super().begin(tp)
+
+
+class RecordsWhatFits(StateStore):
+    """Rule 1: a snapshot goes ahead of the answers that it has no room for."""
+
+    def _recorded(self, tp, part, key, state):
+        return super()._recorded(tp, part, key, state) or self._snapshot(tp, part, key, state)
 
 
 class ForgetsAnswers(StateStore):

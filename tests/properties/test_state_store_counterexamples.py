@@ -288,6 +288,44 @@ def written_ahead_twice(world: World) -> None:
     world.check()
 
 
+def written_ahead_in_two_tries(world: World) -> None:
+    """The snapshot of a first try is out and its answer is not; the second try has another step, and dies there too."""
+    world.send(Y, "S")
+    world.send(Y, "M")
+    owner = world.owner
+    owner.step()
+    owner.begin()
+    owner.publish()
+    owner.publish(0)
+    owner.step()
+    owner.begin()
+    owner.publish()
+    world.check()
+    world.crash()
+    world.owner.work()
+    world.owner.finish()
+    world.owner.commit_all()
+    assert world.visible.keys() == {0, 1}
+
+
+def no_room_for_answers(world: World) -> None:
+    """Answers that fit into no record with their state; the worker dies before they are published."""
+    world.send(Y, "S")
+    world.send(Y, "M")
+    world.send(X, "SE")
+    world.owner.work()
+    world.owner.begin()
+    world.owner.publish()
+    world.check()
+    world.owner.publish()
+    world.check()
+    world.owner.commit_all()
+    assert world.committed[0] == 3
+    world.check()
+    world.crash()
+    world.check()
+
+
 class Case(NamedTuple):
     """A way into a counterexample."""
 
@@ -295,6 +333,9 @@ class Case(NamedTuple):
     removed: Mapping[str, object]
     options: Mapping[str, object] = MappingProxyType({})
 
+
+NO_ROOM = 150
+"""Bytes of a snapshot: one has room for an answer at most."""
 
 RECORDS = {"record_answers": True}
 CASES = {
@@ -312,6 +353,14 @@ CASES = {
     "M5 one nonce": Case(zombie_writes_last, {"store": planted.OneNonce}),
     "D8 published before it is recorded": Case(second_run_differs, {"ahead": False}, RECORDS),
     "R6 pruned too early": Case(written_ahead_twice, {"store": planted.PrunesAnswers}, RECORDS),
+    "R6 pruned though the settle failed": Case(
+        written_ahead_in_two_tries, {"store": planted.PrunesFailedAnswers}, RECORDS
+    ),
+    "M1 ahead of answers without room": Case(
+        no_room_for_answers,
+        {"store": planted.RecordsWhatFits},
+        {"ahead": True, "max_bytes": NO_ROOM},
+    ),
     "R6 not taken over": Case(written_ahead_twice, {"store": planted.ForgetsAnswers}, RECORDS),
     "R4 a reused id's tombstone": Case(
         id_used_again, {"store": planted.ForgetsReusedKeys}, {"ended_ttl_ms": 0}

@@ -212,6 +212,12 @@ def test_P16_R6_no_request_is_answered_twice_differently() -> None:
     hold(options={"record_answers": True}, zombies=False, max_examples=100)
 
 
+@pytest.mark.parametrize("max_bytes", [1, 200, 300])
+def test_P16_M1_no_answer_is_lost_that_fits_into_no_record(max_bytes: int) -> None:
+    """With a function of the log: what was not recorded is answered anew."""
+    hold(options={"ahead": True, "max_bytes": max_bytes}, zombies=False, max_examples=60)
+
+
 def test_P2_few_markers_are_kept_and_no_step_is_lost() -> None:
     """Early tombstones, which may bring a zombie's garbage back, so here without zombies."""
     hold(options={"max_markers": 0}, zombies=False, max_examples=60)
@@ -228,6 +234,7 @@ FOUND = {
     "P4 others": {"store": planted.RemovesOthersFirst},
     "D8": {"record_answers": True, "ahead": False},
     "R6 pruned": {"record_answers": True, "store": planted.PrunesAnswers},
+    "M1 ahead": {"ahead": True, "max_bytes": 200, "store": planted.RecordsWhatFits},
     "R6 taken over": {"record_answers": True, "store": planted.ForgetsAnswers},
 }
 

@@ -217,14 +217,14 @@ def test_P3_every_third_step_travels_and_the_commit_has_the_rest() -> None:
 
 
 def test_P3_a_snapshot_that_travelled_in_vain_travels_again() -> None:
-    """The settle failed, so nobody knows whether it is in the topic."""
+    """By the delivery, and as of the latest step: the settle failed, so nobody knows whether it is in the topic."""
     bench = Bench(every=2)
     bench.stage((b"u:1", live(0)))
     bench.stage((b"u:1", live(1)))
     _, lost = bench.store.begin(TP0)
-    _, again = bench.settle()
-    assert said(list(lost)) == said(again) == [(b"u:1", NONCE, 1)]
-    assert bench.commit(2) == []
+    _, again = bench.settle((b"u:1", live(2)))
+    assert said([*lost, *again]) == [(b"u:1", NONCE, 1), (b"u:1", NONCE, 2)]
+    assert bench.commit(3) == []
 
 
 def ended(bench: Bench, *keys: bytes, commit: int = 100) -> None:
@@ -401,12 +401,14 @@ def test_due_says_that_staged_markers_wait() -> None:
 
 
 def test_P16_snapshots_with_their_answers_travel_ahead() -> None:
-    """record_answers: until a commit has passed them; what a next owner was told stays in its own snapshots too."""
+    """record_answers: until they are acknowledged; what a next owner was told stays in its own until a commit."""
     bench = Bench(record_answers=True)
     answers = [Out("p.m.results", 0, b"u:1", b"%d" % i, [("id", b"x")]) for i in range(3)]
     bench.store.record(TP0, [(b"u:1", 4, answers[0])])
-    first, last = bench.settle((b"u:1", live(4)))
-    assert last == []
+    bench.stage((b"u:1", live(4)))
+    lost, last = bench.store.begin(TP0)
+    assert restored_of(list(lost)).answers[b"u:1"].keys() == {4}
+    assert list(last) == []
     bench.store.record(TP0, [(b"u:1", 6, answers[1])])
     first, _ = bench.settle((b"u:1", live(6)))
     restored = restored_of(first)
@@ -584,15 +586,83 @@ def test_memory_of_a_live_sequence_beyond_its_state() -> None:
     assert used / count <= 300
 
 
-def test_recorded_answers_never_make_a_snapshot_too_large_for_a_record() -> None:
-    """The oldest go first, and are counted; the state itself always fits, by a check at load."""
+def test_P16_recorded_answers_go_with_their_acknowledgement() -> None:
+    """One slow request holds the commit: no snapshot repeats what is out, not even what came while it was settled."""
+    bench = Bench(record_answers=True)
+    sizes = set()
+    for offset in range(100, 200):
+        bench.store.record(TP0, [(b"u:1", offset, Out("results", 3, b"7", bytes(100), ()))])
+        bench.stage((b"u:1", live(offset)))
+        (snapshot,), _ = bench.store.begin(TP0)
+        assert restored_of([snapshot]).answers[b"u:1"].keys() == {offset}
+        sizes.add(len(snapshot.value or b""))
+        bench.store.record(TP0, [(b"u:2", offset, Out("results", 3, b"8", b"", ()))])
+        bench.store.settled(TP0, Position(0))
+    assert len(sizes) == 1
+    (snapshot,), _ = bench.settle((b"u:2", live(200)))
+    assert restored_of([snapshot]).answers[b"u:2"].keys() == {199}
+
+
+def test_P16_answers_that_fit_into_no_record_go_before_their_snapshot() -> None:
+    """M1 then, as without recording: none is lost, and they are counted; others' snapshots go ahead all the same."""
     bench = Bench(record_answers=True, max_bytes=2_000)
     for offset in range(40):
         answer = Out("results", 3, b"7", bytes(100), ())
         bench.store.record(TP0, [(b"u:1", offset, answer)])
-    (snapshot,), _ = bench.settle((b"u:1", live(39)))
-    assert snapshot.value is not None
-    assert 1_000 < len(snapshot.value) <= 2_000
-    state, answers = unpack_snapshot(bench.codec, snapshot.value)
-    assert state.offset == max(answers) == 39
-    assert bench.store.counts.unrecorded == 40 - len(answers) > 0
+    bench.store.record(TP0, [(b"u:2", 40, answer)])
+    bench.stage((b"u:1", live(39)), (b"u:2", live(40)))
+    first, last = bench.store.begin(TP0)
+    assert said(list(first)) == [(b"u:2", NONCE, 40)]
+    assert list(last) == []
+    assert bench.commit(0) == []
+    bench.store.settled(TP0, Position(41))
+    assert bench.store.counts.unrecorded == 40
+    written = bench.commit(41)
+    assert said(written) == [(b"u:1", NONCE, 39)]
+    assert unpack_snapshot(bench.codec, written[0].value or b"") == (live(39), {})
+
+
+def test_P16_restored_answers_without_room_are_left_out_behind_a_step() -> None:
+    """They were published again in front of it; the state itself always fits, by a check at load."""
+    answers = {offset: Out("results", 3, b"7", bytes(100), ()) for offset in range(15)}
+    found = Restored(states={b"u:1": live(14)}, answers={b"u:1": answers})
+    bench = Bench(found, record_answers=True, max_bytes=2_500)
+    first, _ = bench.settle((b"u:1", live(15, data=bytes(1_000))))
+    assert first == []
+    (snapshot,) = bench.commit(0)
+    assert unpack_snapshot(bench.codec, snapshot.value or b"")[1] == {}
+
+
+@pytest.mark.parametrize("options", [{"every": 1}, {"record_answers": True}], ids=str)
+def test_what_travelled_in_vain_is_not_returned_again(options: dict) -> None:
+    """It waits in the delivery: a log that fails for minutes must not fill the memory with copies."""
+    bench = Bench(**options)
+    bench.stage((b"u:1", live(0)), (b"u:2", live(1)))
+    tries = [[*first, *last] for first, last in [bench.store.begin(TP0) for _ in range(3)]]
+    bench.stage((b"u:2", live(2)), (b"u:3", live(3)))
+    tries.append([out for outs in bench.store.begin(TP0) for out in outs])
+    assert [said(outs) for outs in tries] == [
+        [(b"u:1", NONCE, 0), (b"u:2", NONCE, 1)],
+        [],
+        [],
+        [(b"u:2", NONCE, 2), (b"u:3", NONCE, 3)],
+    ]
+    bench.store.settled(TP0, Position(4))
+    assert bench.commit(4) == []
+    assert bench.store.counts.snapshots == 4
+
+
+def test_P16_a_tombstone_that_travelled_in_vain_forgets_no_sequence_that_began_since() -> None:
+    """It is out, in front of the new one's snapshot; and while nothing began it is not repeated."""
+    bench = Bench(record_answers=True)
+    bench.settle((b"u:1", marker(1)), (b"u:2", marker(2)))
+    bench.commit(3)
+    bench.now_ms += TTL_MS
+    assert {key for key, _, _ in said(list(bench.store.begin(TP0)[0]))} == {b"u:1", b"u:2"}
+    bench.stage((b"u:1", live(3)))
+    assert said(list(bench.store.begin(TP0)[0])) == [(b"u:1", NONCE, 3)]
+    bench.store.settled(TP0, Position(4))
+    assert bench.forgotten == [b"u:2"]
+    assert bench.store.pending(TP0) == 0
+    bench.now_ms += TTL_MS
+    assert not bench.store.due(TP0, bench.now_ms)
