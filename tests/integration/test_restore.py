@@ -191,7 +191,9 @@ async def test_B96_only_what_compaction_would_leave_is_kept():
     await log.ensure([TopicSpec("state", 1)])
     for offset in range(20):
         await write(
-            log, "state", [saved(b"u:%d" % i, OLD, live(offset, bytes(4096))) for i in range(500)]
+            log,
+            "state",
+            [saved(b"u:%d" % i, OLD, live(offset, bytes(4096))) for i in range(1, 501)],
         )
     held: list[int] = []
 
