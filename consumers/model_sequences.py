@@ -202,6 +202,7 @@ class ModelSequences:
         if self._suspended.pop(part.tp, None) is None:
             return False
         self.sequences.resume(part.tp, part.epoch)
+        self.store.resume(part.tp)
         return True
 
     def forget_suspended(self, older_than_s: float = 0.0, *, but: Set[TP] = frozenset()) -> None:

@@ -157,6 +157,12 @@ class StateStore(Generic[S]):
         part.dirty.update({key: restored.states[key] for key in restored.unreadable})
         self._parts[tp] = part
 
+    def resume(self, tp: TP) -> None:
+        """Go on with a partition that came back (P-7): what waited for another try of its settle was dropped with it."""
+        part = self._parts.get(tp)
+        if part is not None:
+            part.withdraw()
+
     def close(self, tp: TP) -> None:
         """Forget a partition; a commit of it that has begun still writes what was fixed."""
         self._parts.pop(tp, None)

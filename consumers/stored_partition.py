@@ -201,6 +201,14 @@ class StoredPartition(Generic[S]):
                 found += [(key, nonce) for nonce in nonces[:-1] or nonces]
         return found
 
+    def withdraw(self) -> None:
+        """Let the next settle be about what was tried in vain, as if nobody had."""
+        self.staged = {**self.settling, **self.staged}
+        for key, answers in self.recorded.items():
+            self.publishing.setdefault(key, {}).update(answers)
+        self.recorded, self.publishing = self.publishing, {}
+        self.settling, self.emitted, self.raced = {}, [], set()
+
     def race(self) -> None:
         """Take note that a settle writes beside what a commit has in its hands."""
         self.raced.update(self.frozen, self.forgetting)

@@ -652,6 +652,26 @@ def test_what_travelled_in_vain_is_not_returned_again(options: dict) -> None:
     assert bench.store.counts.snapshots == 4
 
 
+@pytest.mark.parametrize("options", [{"every": 1}, {"record_answers": True}], ids=str)
+def test_P7_what_was_dropped_with_a_partition_is_returned_when_it_comes_back(
+    options: dict,
+) -> None:
+    """An expired marker, say, whose settle failed until the revocation: nothing was answered, so nothing waited."""
+    bench = Bench(**options)
+    bench.store.record(TP0, [(b"u:1", 0, Out("results", 3, b"7", b"a", ()))])
+    bench.stage((b"u:1", live(0)), (b"u:2", marker(1)))
+    lost = [out for outs in bench.store.begin(TP0) for out in outs]
+    bench.stage((b"u:2", live(2)))
+    bench.store.resume(TP0)
+    bench.store.settled(TP0, Position(0))  # nothing is counted that is not there
+    again = [out for outs in bench.store.begin(TP0) for out in outs]
+    assert said(lost) == [(b"u:1", NONCE, 0), (b"u:2", NONCE, 1)]
+    assert said(again) == [(b"u:1", NONCE, 0), (b"u:2", NONCE, 2)]
+    assert again[0].value == lost[0].value
+    bench.store.settled(TP0, Position(3))
+    assert bench.commit(3) == []
+
+
 def test_P16_a_tombstone_that_travelled_in_vain_forgets_no_sequence_that_began_since() -> None:
     """It is out, in front of the new one's snapshot; and while nothing began it is not repeated."""
     bench = Bench(record_answers=True)
