@@ -158,7 +158,7 @@ class StateStore(Generic[S]):
         self._parts[tp] = part
 
     def resume(self, tp: TP) -> None:
-        """Go on with a partition that came back (P-7): what waited for another try of its settle was dropped with it."""
+        """Go on with a partition that came back (P-7): what waited for a settle to be tried again was dropped."""
         part = self._parts.get(tp)
         if part is not None:
             part.withdraw()

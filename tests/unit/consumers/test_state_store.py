@@ -652,6 +652,37 @@ def test_what_travelled_in_vain_is_not_returned_again(options: dict) -> None:
     assert bench.store.counts.snapshots == 4
 
 
+def test_P3_a_snapshot_that_travelled_replaces_what_a_commit_was_to_write() -> None:
+    """Rule 5: the older one behind it would be the one that compaction keeps."""
+    bench = Bench(every=2)
+    bench.settle((b"u:1", live(0)))
+    assert said(bench.settle((b"u:1", live(1)))[1]) == [(b"u:1", NONCE, 1)]
+    assert bench.commit(2) == []
+
+
+def test_P3_a_race_with_a_failed_try_counts() -> None:
+    """The commit is over when the settle is tried again, and may have written behind what the first try wrote."""
+    bench = Bench(every=2)
+    bench.settle((b"u:1", live(0)))
+    bench.stage((b"u:1", live(1)))
+    assert said(list(bench.store.begin(TP0)[1])) == [(b"u:1", NONCE, 1)]
+    assert said(bench.commit(1)) == [(b"u:1", NONCE, 0)]
+    bench.settle()
+    assert said(bench.commit(2)) == [(b"u:1", NONCE, 1)]
+
+
+def test_P16_a_step_without_room_behind_one_with_room_is_left_to_the_commit() -> None:
+    """Two tries of a settle: what the first one wrote is not what the second one is about."""
+    bench = Bench(record_answers=True, max_bytes=2_000)
+    for offset, size in [(0, 10), (1, 3_000)]:
+        bench.store.record(TP0, [(b"u:1", offset, Out("results", 3, b"7", bytes(size), ()))])
+        bench.stage((b"u:1", live(offset)))
+        first, _ = bench.store.begin(TP0)
+        assert said(list(first)) == ([(b"u:1", NONCE, 0)] if offset == 0 else [])
+    bench.store.settled(TP0, Position(2))
+    assert said(bench.commit(2)) == [(b"u:1", NONCE, 1)]
+
+
 @pytest.mark.parametrize("options", [{"every": 1}, {"record_answers": True}], ids=str)
 def test_P7_what_was_dropped_with_a_partition_is_returned_when_it_comes_back(
     options: dict,
