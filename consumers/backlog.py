@@ -117,11 +117,15 @@ class Backlog:
         """Take out the lane whose turn it is; its partition comes behind all others."""
         tp, part = next(iter(self._partitions.items()))
         lane, _ = part.lanes.popitem(last=False)
-        self._left(part, lane)
-        if part.lanes:
-            self._partitions.move_to_end(tp)
+        if self._bounds is None and not self.timeouts.times:
+            self.size -= 1
+            self._records -= lane.waiting
         else:
+            self._left(part, lane)
+        if not part.lanes:
             del self._partitions[tp]
+        elif len(self._partitions) > 1:
+            self._partitions.move_to_end(tp)
         return lane
 
     def remove(self, lane: LiveSequence) -> None:

@@ -18,7 +18,8 @@ Rules of this module:
    (P-15).
 5. A lane's requests are answered in order. What is refused stays at the head of its lane until the caller fetches
    it, and the lane runs nothing before. What `done` brings about is to be answered behind the batch.
-6. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses.
+6. Nothing walks over all lanes: what a call costs depends on what it takes, ends or refuses. Only where a partition
+   is given up are the slots looked through for its lanes.
 
 Priority is ignored (SQ-15).
 """
@@ -177,14 +178,18 @@ class LaneQueue(ABC):
         """Park a lane that could go on if a backlogged one, whose turn it is, has a request that waits for longer."""
         waiting = self._backlog.next()
         assert waiting.head is not None
-        if waiting.head.admitted_ns >= head.admitted_ns:
-            return
-        if self._holders.hand_over(lane, waiting):
-            self._backlog.pop()
-            self._make_ready(waiting)
-        else:
+        if waiting.head.admitted_ns < head.admitted_ns and not self._pass_on(lane):
             self._holders.park(lane)
             self._fill()
+
+    def _pass_on(self, lane: LiveSequence) -> bool:
+        """Park a lane and let the one whose turn it is have its slot; False if nobody gets that any more (SQ-21)."""
+        if self._holders.is_leaving(lane):
+            return False
+        waiting = self._backlog.pop()
+        self._holders.hand_over(lane, waiting)
+        self._make_ready(waiting)
+        return True
 
     def _rest(self, lane: LiveSequence) -> None:
         """Take note that a lane has become idle."""
@@ -192,7 +197,11 @@ class LaneQueue(ABC):
             self._holders.free(lane)
             return
         if lane.slot != NO_SLOT:
-            self._holders.rest(lane)
+            waits = self._backlog.size
+            if not (waits and self._parks and lane.is_open and self._pass_on(lane)):
+                self._holders.rest(lane)
+                if waits:
+                    self._fill()  # before another lane of this batch passes its slot on for nothing
         if self._timeouts.times:
             self._timeouts.forget(lane)
         self._on_idle(lane)
@@ -201,7 +210,7 @@ class LaneQueue(ABC):
         """Give a lane a slot or let it wait; behind those that wait already."""
         if not self._backlog.size and self._holders.seat(lane):
             self._make_ready(lane)
-        elif why := self._backlog.full(lane):
+        elif not self._parks and (why := self._backlog.full(lane)):
             lane.doom(partial(self._queue_full, why=why))
             self._advance(lane)
         else:

@@ -30,7 +30,8 @@ class SlotHolders:
         self.parked = 0
         self._slots = slots
         self._parks = parks
-        self._lanes: dict[TP, dict[int, LiveSequence]] = {}
+        # By slot, so that handing one over is one store; only a partition that is given up has them all looked at.
+        self._lanes: dict[int, LiveSequence] = {}
         # Those that may be parked, the longest idle first; an ordered dict finds the first one at once.
         self._idle: OrderedDict[LiveSequence, None] = OrderedDict()
 
@@ -44,8 +45,7 @@ class SlotHolders:
 
     def __contains__(self, lane: LiveSequence) -> bool:
         """Whether a lane has its slot here."""
-        lanes = self._lanes.get(lane.tp)
-        return lanes is not None and lanes.get(lane.slot) is lane
+        return self._lanes.get(lane.slot) is lane
 
     def seat(self, lane: LiveSequence) -> bool:
         """Give a lane the lowest free slot (SQ-10), else that of the longest idle lane; False if there is neither."""
@@ -56,13 +56,9 @@ class SlotHolders:
             idle, _ = self._idle.popitem(last=False)
             slot = idle.slot
             idle.slot = NO_SLOT
-            del self._lanes[idle.tp][slot]
             self.parked += 1
         lane.slot = slot
-        lanes = self._lanes.get(lane.tp)
-        if lanes is None:
-            lanes = self._lanes[lane.tp] = {}
-        lanes[slot] = lane
+        self._lanes[slot] = lane
         return True
 
     def wake(self, lane: LiveSequence) -> None:
@@ -86,19 +82,16 @@ class SlotHolders:
         self.free(lane)
         self.parked += 1
 
-    def hand_over(self, lane: LiveSequence, to: LiveSequence) -> bool:
-        """Park a lane and give its slot to one without; False if that slot is given to nobody any more (SQ-21)."""
+    def is_leaving(self, lane: LiveSequence) -> bool:
+        """Whether a lane's slot is given to nobody any more: its instance was removed (SQ-21)."""
+        return self._slots.is_leaving(lane.slot)
+
+    def hand_over(self, lane: LiveSequence, to: LiveSequence) -> None:
+        """Park a lane and give its slot to one without."""
         slot = lane.slot
-        if self._slots.is_leaving(slot):
-            return False
         lane.slot, to.slot = NO_SLOT, slot
-        lanes = self._lanes[lane.tp]
-        if to.tp is not lane.tp:
-            del lanes[slot]
-            lanes = self._lanes.setdefault(to.tp, {})
-        lanes[slot] = to
+        self._lanes[slot] = to
         self.parked += 1
-        return True
 
     def free(self, lane: LiveSequence) -> None:
         """Let a lane have no slot; it is not idle, or `rest` was not told. Does nothing where it has none."""
@@ -107,9 +100,8 @@ class SlotHolders:
             return
         lane.slot = NO_SLOT
         self._slots.free(slot)
-        lanes = self._lanes.get(lane.tp)
-        if lanes is not None and lanes.get(slot) is lane:  # else its partition was dropped
-            del lanes[slot]
+        if self._lanes.get(slot) is lane:  # else its partition was dropped
+            del self._lanes[slot]
 
     def release(self, lane: LiveSequence) -> None:
         """Let an idle lane have no slot; does nothing where it has none here (FAULTS B88)."""
@@ -119,12 +111,13 @@ class SlotHolders:
 
     def of(self, tp: TP) -> list[LiveSequence]:
         """Return the lanes of a partition."""
-        return list(self._lanes.get(tp, {}).values())
+        return [lane for lane in self._lanes.values() if lane.tp == tp]
 
     def drop(self, tp: TP) -> Iterable[LiveSequence]:
         """Forget the lanes of a partition, which still have their slots then; returns them."""
-        lanes = self._lanes.pop(tp, {}).values()
+        lanes = self.of(tp)
         for lane in lanes:
+            del self._lanes[lane.slot]
             self._idle.pop(lane, None)
         return lanes
 
