@@ -49,15 +49,18 @@ class Parts:
         codec: Writes and reads those.
     """
 
-    def __init__(self, strategy: str, live: int, *, rows: int = MAX_BATCH_ROWS) -> None:
+    def __init__(
+        self, strategy: str, live: int, *, rows: int = MAX_BATCH_ROWS, candidates: int = 0
+    ) -> None:
         """Start with no sequence.
 
         Args:
-            strategy: ``direct`` or ``oldest``, which has a slot for each sequence.
+            strategy: ``direct`` or ``oldest``.
             live: Sequences that there will be.
-            rows: Rows of a batch at most.
+            rows: Rows of a batch at most; ``direct`` has as many slots.
+            candidates: Slots of ``oldest``; 0 is one for each sequence.
         """
-        text = configuration(strategy, rows=rows, candidates=live)
+        text = configuration(strategy, rows=rows, candidates=candidates or live)
         config = config_from_message(
             parse_config(text, "config.pbtxt"), file="config.pbtxt", directory_name=MODEL
         )

@@ -1,9 +1,16 @@
 """What scheduling a step costs among 100,000 live sequences, as a multiple of the same among 10.
 
 From a decoded block to staged states: routing, offering, taking batches, ending them, and the looks at the timer and
-for silent sequences. Batches have ten rows in all cases, so that only the number of sequences differs. The sequences
-step in turns, so that each is the one that was touched the longest ago. In figures of their own they come in random
-order: then every one of many costs the processor a look into memory that it cannot foresee, whatever is scheduled.
+for silent sequences. The configuration is one and the same, as a user has one: 64 rows, hence 64 slots of ``direct``;
+``oldest`` has a slot for each of 100,000 sequences. So among 10 sequences batches have ten rows and a block holds about
+51 steps of each, most of which queue behind others; among 100,000 batches are full, every step in a block is another
+sequence's, and with ``direct`` each one takes the slot of another that is parked for it. All of that is in the ratio,
+and it is what grows when a user's traffic does.
+
+The sequences step in turns, so that each is the one that was touched the longest ago. In figures of their own they come
+in random order: then every one of many costs the processor a look into memory that it cannot foresee, whatever is
+scheduled. Further figures without a bar hold the batches at ten rows at both sizes, so that nothing that many sequences
+gain by fuller batches is in them.
 
 The few and the many take turns too, and each repetition gives a ratio. Times are the thread's own.
 """
@@ -22,6 +29,7 @@ from headrace.deploy.process import COLLECT_AFTER
 
 from benchmarks.figures import Bar, Figure
 from benchmarks.sequence_parts import BLOCK_RECORDS, Parts
+from benchmarks.workload import MAX_BATCH_ROWS
 
 NAME = "sequence-scale"
 ON_BROKERS = ()
@@ -36,11 +44,11 @@ BLOCKS_PER_COMMIT = 3
 class _Load:
     """Steps of some live sequences, as many as wanted."""
 
-    def __init__(self, strategy: str, live: int) -> None:
-        """Start all sequences."""
+    def __init__(self, strategy: str, live: int, rows: int) -> None:
+        """Start all sequences; batches have at most so many rows."""
         self._live = live
         self._rng = np.random.default_rng(live)
-        self._parts = Parts(strategy, live, rows=FEW)
+        self._parts = Parts(strategy, live, rows=rows, candidates=MANY)
         self._parts.run(range(live))
         self._commit()
         self._rest: list[int] = []
@@ -82,28 +90,38 @@ class _Load:
 
 
 def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:  # noqa: ARG001  # all benchmarks are called alike
-    """Yield a step's scheduling time among many sequences beside that among few, for both strategies and orders."""
+    """Yield a step's scheduling time among many sequences beside that among few, for both strategies."""
     rounds = 5 if quick else 21
     for strategy in ("direct", "oldest"):
+        name = f"{NAME}.{strategy}"
         with _calm_collector():
-            few, many = _Load(strategy, FEW), _Load(strategy, MANY)
-            for shuffled in (False, True):
-                pairs = [
-                    (few.step_us(shuffled=shuffled), many.step_us(shuffled=shuffled))
-                    for _ in range(rounds)
-                ]
-                yield _figure(f"{NAME}.{strategy}", pairs, shuffled=shuffled)
+            pair = _Load(strategy, FEW, MAX_BATCH_ROWS), _Load(strategy, MANY, MAX_BATCH_ROWS)
+            yield _figure(name, pair, rounds, bar=BAR)
+            yield _figure(f"{name}.shuffled", pair, rounds, shuffled=True)
+            pair = _Load(strategy, FEW, FEW), _Load(strategy, MANY, FEW)
+            yield _figure(f"{name}.ten-rows", pair, rounds)
 
 
-def _figure(name: str, pairs: list[tuple[float, float]], *, shuffled: bool) -> Figure:
+def _figure(
+    name: str,
+    loads: tuple[_Load, _Load],
+    rounds: int,
+    *,
+    shuffled: bool = False,
+    bar: Bar | None = None,
+) -> Figure:
+    few, many = loads
+    pairs = [
+        (few.step_us(shuffled=shuffled), many.step_us(shuffled=shuffled)) for _ in range(rounds)
+    ]
     return Figure(
-        f"{name}.shuffled" if shuffled else name,
+        name,
         "",
         statistics.median(many_us for _, many_us in pairs),
         "µs/step",
         f"{FEW} sequences",
         statistics.median(few_us for few_us, _ in pairs),
-        None if shuffled else BAR,
+        bar,
         statistics.median(many_us / few_us for few_us, many_us in pairs),
     )
 
