@@ -72,12 +72,12 @@ class Outgoing:
     def answer(self, answers: Sequence[Answer]) -> None:
         """Add answers, addressed."""
         group, last = _NOBODY, None
-        limit = self._limit
+        limit, groups = self._limit, self._groups
         for entry, value, headers in answers:
             # Entries of one block share the object that names their partition.
             if entry.tp is not last:
                 last = entry.tp
-                group = self._group(last)
+                group = groups.get(last) or self._group(last)
             if group.epoch != entry.epoch:
                 continue
             topic, partition = group.target
@@ -103,10 +103,11 @@ class Outgoing:
     def finish(self, entries: Sequence[Entry]) -> None:
         """Note entries that are answered with what was added."""
         group, last = _NOBODY, None
+        groups = self._groups
         for entry in entries:
             if entry.tp is not last:
                 last = entry.tp
-                group = self._group(last)
+                group = groups.get(last) or self._group(last)
             if group.epoch == entry.epoch:
                 record = entry.record
                 group.offsets.append(record.offset)

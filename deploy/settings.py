@@ -215,9 +215,10 @@ class Settings(BaseSettings):
         json_schema_extra=WORKER,
     )
     commit_interval_ms: int = Field(
-        100,
+        500,
         ge=0,
-        description="Milliseconds between two commits of a partition at least; 0 commits at each settle.",
+        description="Milliseconds between two commits of a partition at least, each with the snapshots of the sequences "
+        "that moved on; 0 commits at each settle. A crash repeats the answers of so long.",
         json_schema_extra=WORKER,
     )
     revoke_grace_secs: float = Field(

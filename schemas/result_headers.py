@@ -56,10 +56,13 @@ class ResultHeaders:
         found: list[list[Header]] = []
         tp: TP | None = None
         prefix = b""
+        prefixes: dict[TP, bytes] = {}
         for entry in entries:
             if entry.tp is not tp:
                 tp = entry.tp
-                prefix = f"{tp.topic}/{tp.partition}/".encode()
+                # Rows of sequences stay with them, so that partitions may change at each.
+                prefix = prefixes.get(tp) or f"{tp.topic}/{tp.partition}/".encode()
+                prefixes[tp] = prefix
             headers = [*constant, (SOURCE, b"%b%d" % (prefix, entry.record.offset))]
             if entry.id:
                 headers.append((ID, entry.id.encode()))

@@ -27,7 +27,7 @@ from headrace.streams.log import Cover, Feature, Mode, Rebalance, Source, Span, 
 
 logger = logging.getLogger("headrace.streams")
 
-COMMIT_INTERVAL_MS = 100
+COMMIT_INTERVAL_MS = 500
 REVOKE_GRACE_S = 5.0
 APACHE_KAFKA = frozenset(
     {
