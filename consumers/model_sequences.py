@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from headrace.consumers.live_sequence import NO_SLOT
 from headrace.consumers.partition import Partition
-from headrace.consumers.restore import restore
 from headrace.consumers.sequence_batcher import SequenceBatcher
 from headrace.consumers.sequences import Routed, Sequences
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.consumers.state_store import StateStore, StoreCounts
+from headrace.consumers.state_topic import StateTopic
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
@@ -114,7 +114,7 @@ class ModelSequences:
         self.options = options
         self._model_name = model_name
         self._log = log
-        self._topic = state_topic
+        self._topic = StateTopic(log, state_topic, codec)
         self._codec = codec
         self._idle_s = idle_us / 1e6
         self._settings = settings
@@ -139,7 +139,7 @@ class ModelSequences:
     def _new_store(self) -> StateStore[SequenceState]:
         settings = self._settings
         return StateStore(
-            self._topic,
+            self._topic.name,
             StateKind.SEQUENCE,
             self._codec,
             every=self.options.every,
@@ -162,10 +162,11 @@ class ModelSequences:
         Raises:
             LogError: The state topic cannot be read; nothing is open then.
         """
+        if not parts:
+            return
         began_ns = self._clock.now_ns()
-        found = await restore(
-            self._log, self._topic, [part.tp.partition for part in parts], self._codec
-        )
+        assert self._source is not None
+        found = await self._topic.read([part.tp for part in parts], self._source)
         nonce = secrets.token_hex(4).encode()
         for part in parts:
             if self._partitions.get(part.tp) is not part:
@@ -188,6 +189,32 @@ class ModelSequences:
             counts.snapshots_shape += restored.damage.get(Damage.OTHER_LAYOUT, 0)
             counts.snapshots_newer += restored.damage.get(Damage.NEWER, 0)
         self._took_over((self._clock.now_ns() - began_ns) / 1e9)
+
+    def state_partitions(self) -> Set[TP]:
+        """Return the partitions of the state topic that are written now."""
+        return self._topic.partitions({p.tp for p in self._partitions.values() if p.active})
+
+    def look(self, ends: Mapping[TP, int]) -> None:
+        """Write every state anew where an end of the state topic has gone back: another worker has made it again."""
+        if self._topic.went_back(ends):
+            self.write_again()
+
+    def write_again(self) -> None:
+        """Write every state anew: the state topic was made again, and what was in it is gone (FAULTS B104)."""
+        logger.warning(
+            "state topic %s was made again: every state is written anew", self._topic.name
+        )
+        for part in self._partitions.values():
+            if self._settler is None or not part.active:
+                continue
+            # The others' answers are not put yet, or wait for a settle: their states will be written with these (M1).
+            states = {
+                key: state
+                for key, state in self.sequences.states(part.tp)
+                if part.ledger.is_finished(state.offset)
+            }
+            self._settler.put(part, (), (), 0, states=states)
+            self._settler.schedule(at_once=False)
 
     def confirmed(self, part: Partition, position: Position) -> None:
         """Take note that a partition's position was accepted by the coordinator: it is ours (P-5 step 4)."""
@@ -280,7 +307,7 @@ class ModelSequences:
                 )
             )
         rows.sort(key=lambda row: row.idle_ms)
-        return SequencePage(tuple(rows[:limit]), len(self.sequences))
+        return SequencePage(tuple(rows), len(self.sequences))
 
     async def reap(self) -> None:
         """Expire silent sequences and write tombstones that are due, for ever; ends by cancellation."""

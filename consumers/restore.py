@@ -12,7 +12,8 @@ snapshot that cannot be used makes its key lost, with a sentence, and the others
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias
 
@@ -53,6 +54,7 @@ class Restored(Generic[S]):
         unreadable: Lost keys that nobody can ever read, with a known offset; those of another layout or a newer release
             may still be good for whoever has that.
         written_ms: Key of a marker → timestamp of its record, ms: its age counts from there.
+        outdated: Record keys of states beyond the end of their input partition: of an earlier topic of that name.
         records: Records read.
         bytes: Their values' bytes.
         ignored: Records among them that are not of this store, and record keys that nobody of it makes.
@@ -65,6 +67,7 @@ class Restored(Generic[S]):
     damage: dict[Damage, int] = field(default_factory=dict)
     unreadable: set[bytes] = field(default_factory=set)
     written_ms: dict[bytes, int] = field(default_factory=dict)
+    outdated: list[bytes] = field(default_factory=list)
     records: int = 0
     bytes: int = 0
     ignored: int = 0
@@ -110,8 +113,16 @@ class StateFold:
                 best[key] = (rank, record, "")
         self.bytes += size
 
-    def decode(self, codec: StateCodec[S], into: Restored[S]) -> Iterator[None]:
-        """Choose the winners and decode them into ``into``, with a stop every `SLICE_KEYS` keys; empties the fold."""
+    def decode(
+        self, codec: StateCodec[S], into: Restored[S], end: int = sys.maxsize
+    ) -> Iterator[None]:
+        """Choose the winners and decode them into ``into``, with a stop every `SLICE_KEYS` keys; empties the fold.
+
+        Args:
+            codec: Of the states.
+            into: Filled.
+            end: Of the input partition, fetched when all was read: no state of its can be as of a later offset.
+        """
         into.records, into.bytes, into.ignored = self.records, self.bytes, self.ignored
         found: dict[bytes, list[tuple[_Best, bytes]]] = {}
         shared: dict[tuple[bytes, ...], tuple[bytes, ...]] = {}
@@ -122,6 +133,9 @@ class StateFold:
                 codec.check_key(key)
             except ValueError:
                 into.ignored += 1
+                continue
+            if best[0][0] >= end:
+                into.outdated.append(record_key)
                 continue
             found.setdefault(key, []).append((best, nonce))
             if len(self._best) % SLICE_KEYS == 0:
@@ -165,6 +179,7 @@ async def restore(
     codec: StateCodec[S],
     *,
     kind: str = StateKind.SEQUENCE,
+    ends: Callable[[], Awaitable[Mapping[int, int]]] | None = None,
     max_records: int = 1000,
     stall_s: float = 30.0,
 ) -> Mapping[int, Restored[S]]:
@@ -179,6 +194,8 @@ async def restore(
         partitions: Which of its partitions.
         codec: Of what they hold.
         kind: What they hold.
+        ends: Fetches the end of each input partition. Called when all is read, for an earlier owner may have gone on
+            until then; what is beyond is left out: the input topic was deleted and made again (FAULTS B104).
         max_records: Records that are folded without letting the loop do anything else.
         stall_s: How long to wait for progress, seconds.
 
@@ -193,10 +210,11 @@ async def restore(
         spans = {TP(topic, partition): Span(EARLIEST, LATEST) for partition in folds}
         async with log.reader(spans, committed=True) as reader:
             await _read(reader, folds, max_records, stall_s)
+    found = await ends() if ends is not None and folds else {}
     restored: dict[int, Restored[S]] = {}
     for partition, fold in folds.items():
         restored[partition] = Restored[S]()
-        for _ in fold.decode(codec, restored[partition]):
+        for _ in fold.decode(codec, restored[partition], found.get(partition, sys.maxsize)):
             await asyncio.sleep(0)
     return restored
 

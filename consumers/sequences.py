@@ -15,6 +15,7 @@ Rules of this module:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from itertools import islice
 from typing import NamedTuple
 
@@ -117,11 +118,19 @@ class Sequences:
             yield from table.lanes.values()
 
     def recent(self, limit: int) -> list[LiveSequence]:
-        """Return the live sequences that were active last, at most ``limit`` per partition."""
-        found: list[LiveSequence] = []
-        for table in self._tables.values():
-            found += islice(reversed(table.lanes.values()), limit)
-        return found
+        """Return the live sequences that were active last, the latest first."""
+        newest = [reversed(table.lanes.values()) for table in self._tables.values()]
+        return list(islice(merge(*newest, key=lambda lane: -lane.timestamp_ms), limit))
+
+    def states(self, tp: TP) -> Iterator[tuple[bytes, SequenceState]]:
+        """Iterate over key and latest state of a partition's sequences, ended ones too; not while they change."""
+        table = self._tables.get(tp)
+        if table is None:
+            return
+        yield from table.markers.items()
+        for key, lane in table.lanes.items():
+            if lane.state is not None:
+                yield key, lane.state
 
     def open(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Protocol, Self
 
@@ -336,18 +336,38 @@ class Worker:
         specs = self._specs()
         there = await self._log.topics()
         missing = [spec for spec in specs if spec.name not in there]
+        gone = {spec.name for spec in missing}
         if missing:
             self._missing = tuple(spec.name for spec in missing)
             logger.warning("topics are gone, creating them again: %s", ", ".join(self._missing))
             await self._log.ensure(missing)
             there = await self._log.topics()
             for name, worker in self.models.items():
-                if self._topology.requests(name) in self._missing:
+                if self._topology.requests(name) in gone:
                     worker.take_over_again()
         self._missing = ()
         self._take_counts(specs, there)
         for worker in self.models.values():
             worker.counted(there)
+        await self._check_states(gone)
+
+    async def _check_states(self, made_again: Set[str]) -> None:
+        """Have the states written anew of models whose state topic was made again, by us or another worker."""
+        keepers = [
+            (self._topology.state(name), worker.sequences)
+            for name, worker in self.models.items()
+            if worker.sequences is not None
+        ]
+        for topic, keeper in keepers:
+            if topic in made_again:
+                keeper.write_again()
+        spans = {tp: Span(LATEST) for _, keeper in keepers for tp in keeper.state_partitions()}
+        if not spans:
+            return
+        async with self._log.reader(spans, committed=True) as reader:
+            ends = reader.positions()
+        for topic, keeper in keepers:
+            keeper.look({tp: end for tp, end in ends.items() if tp.topic == topic})
 
     async def _watch_loop(self) -> None:
         """Measure how late the loop runs its timers."""

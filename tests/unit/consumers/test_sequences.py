@@ -458,10 +458,16 @@ def test_forgotten_markers_are_unknown_again() -> None:
 
 
 def test_recent_shows_the_latest_first() -> None:
-    """For people who look: the last active ones of each partition."""
+    """For people who look: the last active ones of all partitions, and never more than asked for."""
     table = Table()
     table.route(step(0, 1, start=True), step(1, 2, start=True), step(2, 3, start=True), step(3, 1))
     assert [lane.sequence_id for lane in table.sequences.recent(2)] == [1, 3]
+    other = TP(HERE.topic, 1)
+    table.sequences.open(other, 1, {}, {})
+    entries = [step(0, 8, start=True, ms=1), step(1, 9, start=True, ms=9000)]
+    table.sequences.route(other, entries)
+    assert [lane.sequence_id for lane in table.sequences.recent(3)] == [9, 8, 1]
+    assert len(table.sequences.recent(9)) == 5
 
 
 def test_keys_come_back_as_ids() -> None:
