@@ -217,7 +217,7 @@ class Settings(BaseSettings):
     commit_interval_ms: int = Field(
         500,
         ge=0,
-        description="Milliseconds between two commits of a partition at least, each with the snapshots of the sequences "
+        description="Milliseconds between two commits of a partition at least, each with snapshots of the sequences "
         "that moved on; 0 commits at each settle. A crash repeats the answers of so long.",
         json_schema_extra=WORKER,
     )
