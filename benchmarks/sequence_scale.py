@@ -2,15 +2,14 @@
 
 From a decoded block to staged states: routing, offering, taking batches, ending them, and the looks at the timer and
 for silent sequences. The configuration is one and the same, as a user has one: 64 rows, hence 64 slots of ``direct``;
-``oldest`` has a slot for each of 100,000 sequences. So among 10 sequences batches have ten rows and a block holds about
-51 steps of each, most of which queue behind others; among 100,000 batches are full, every step in a block is another
-sequence's, and with ``direct`` each one takes the slot of another that is parked for it. All of that is in the ratio,
-and it is what grows when a user's traffic does.
+``oldest`` has a slot for each of 100,000 sequences. Each sequence has one step under way, as one has whose caller waits
+for its answer: so a block of 10 sequences has 10 records, and one of many sequences is as large as a poll gives.
 
-The sequences step in turns, so that each is the one that was touched the longest ago. In figures of their own they come
-in random order: then every one of many costs the processor a look into memory that it cannot foresee, whatever is
-scheduled. Further figures without a bar hold the batches at ten rows at both sizes, so that nothing that many sequences
-gain by fuller batches is in them.
+The sequences step in turns, so that each is the one that was touched the longest ago. Figures without a bar show what
+else may be meant: the sequences in random order, where every one of many costs the processor a look into memory that it
+cannot foresee, whatever is scheduled; full blocks at both sizes, where of 10 sequences most steps only queue behind
+others; and such blocks with batches of ten rows at both sizes, so that many gain nothing by fuller batches. With
+``direct`` among many, each step takes the slot of another sequence that is parked for it; among few, none does.
 
 The few and the many take turns too, and each repetition gives a ratio. Times are the thread's own.
 """
@@ -47,6 +46,7 @@ class _Load:
     def __init__(self, strategy: str, live: int, rows: int) -> None:
         """Start all sequences; batches have at most so many rows."""
         self._live = live
+        self.block = min(live, BLOCK_RECORDS)
         self._rng = np.random.default_rng(live)
         self._parts = Parts(strategy, live, rows=rows, candidates=MANY)
         self._parts.run(range(live))
@@ -57,7 +57,8 @@ class _Load:
         """Run some blocks; returns the time of a step's scheduling, µs."""
         parts, clock = self._parts, time.thread_time
         spent_s = 0.0
-        for block in range(BLOCKS):
+        blocks = BLOCKS * BLOCK_RECORDS // self.block
+        for number in range(blocks):
             entries = parts.decode(self._numbers(shuffled=shuffled))
             began_s = clock()
             parts.admit(entries)
@@ -71,17 +72,17 @@ class _Load:
                 batch = parts.take()
                 spent_s += clock() - began_s
             parts.settle()
-            if block % BLOCKS_PER_COMMIT == 0:
+            if number % (blocks * BLOCKS_PER_COMMIT // BLOCKS) == 0:
                 self._commit()
-        return 1e6 * spent_s / (BLOCKS * BLOCK_RECORDS)
+        return 1e6 * spent_s / (blocks * self.block)
 
     def _numbers(self, *, shuffled: bool) -> list[int]:
         """Return the requests of a block; in either order all sequences step before any steps again."""
-        while len(self._rest) < BLOCK_RECORDS:
+        while len(self._rest) < self.block:
             turn = self._rng.permutation(self._live) if shuffled else np.arange(self._live)
             # Those of the first round are STARTs.
             self._rest += (self._live + turn).tolist()
-        found, self._rest = self._rest[:BLOCK_RECORDS], self._rest[BLOCK_RECORDS:]
+        found, self._rest = self._rest[: self.block], self._rest[self.block :]
         return found
 
     def _commit(self) -> None:
@@ -98,7 +99,10 @@ def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:  # noq
             pair = _Load(strategy, FEW, MAX_BATCH_ROWS), _Load(strategy, MANY, MAX_BATCH_ROWS)
             yield _figure(name, pair, rounds, bar=BAR)
             yield _figure(f"{name}.shuffled", pair, rounds, shuffled=True)
+            pair[0].block = BLOCK_RECORDS
+            yield _figure(f"{name}.full-blocks", pair, rounds)
             pair = _Load(strategy, FEW, FEW), _Load(strategy, MANY, FEW)
+            pair[0].block = BLOCK_RECORDS
             yield _figure(f"{name}.ten-rows", pair, rounds)
 
 
