@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from headrace.consumers.live_sequence import NO_SLOT
 from headrace.consumers.partition import Partition
 from headrace.consumers.sequence_batcher import SequenceBatcher
-from headrace.consumers.sequences import Routed, Sequences
+from headrace.consumers.sequence_table import Routed
+from headrace.consumers.sequences import Sequences
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.consumers.state_store import StateStore, StoreCounts

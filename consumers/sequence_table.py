@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from headrace.consumers.batcher import Refusal
 from headrace.consumers.live_sequence import LiveSequence
+from headrace.schemas.batch import Entry
 from headrace.schemas.sequence import SequenceState
+
+
+class Routed(NamedTuple):
+    """A block's records.
+
+    Attributes:
+        by_version: Entries for each version's batcher, in order.
+        refusals: Answered at once: no sequence has them wait.
+        closed: Finished by an earlier owner: nothing runs.
+    """
+
+    by_version: dict[int, list[Entry]]
+    refusals: list[Refusal]
+    closed: list[Entry]
 
 
 class SequenceTable:

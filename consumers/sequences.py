@@ -17,11 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
-from typing import NamedTuple
 
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.live_sequence import ENDING, LiveSequence
-from headrace.consumers.sequence_table import SequenceTable
+from headrace.consumers.sequence_table import Routed, SequenceTable
 from headrace.consumers.sequence_words import SequenceWords
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import InferError, InvalidRequest
@@ -40,20 +39,6 @@ from headrace.streams.status import SequenceCounts
 MAX_KEY_BYTES = MAX_ID_BYTES + 2
 REAP_AT_ONCE = 1000
 """Sequences that one look of the reaper expires at most: it shares the loop with heartbeats."""
-
-
-class Routed(NamedTuple):
-    """A block's records.
-
-    Attributes:
-        by_version: Entries for each version's batcher, in order.
-        refusals: Answered at once: no sequence has them wait.
-        closed: Finished by an earlier owner: nothing runs.
-    """
-
-    by_version: dict[int, list[Entry]]
-    refusals: list[Refusal]
-    closed: list[Entry]
 
 
 class Sequences:
