@@ -26,6 +26,7 @@ from headrace.consumers.execution import Execution
 from headrace.consumers.ledger import encode_metadata
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
+from headrace.streams.committer import Committer
 from headrace.streams.log import Position
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_group import MemoryGroup
@@ -635,8 +636,9 @@ async def test_P8_a_settle_of_an_old_epoch_commits_nothing(tmp_path):
         check_answers(stage, stage.sent, once=False)
 
 
-async def test_P8_the_check_finds_a_commit_under_an_old_epoch(tmp_path):
-    """The planted delivery commits whatever it has."""
+async def test_P8_the_check_finds_a_commit_under_an_old_epoch(tmp_path, monkeypatch):
+    """The planted delivery commits whatever it has, and whatever was released since it was settled."""
+    monkeypatch.setattr(Committer, "times_released", lambda *_: 0)
     log = UnfencedLog()
     async with Stage(OneMemoryLog(log), "p8") as stage:
         await late_settle(stage, tmp_path, log)
