@@ -537,19 +537,20 @@ def bounds(make: type[SequenceBatcher], trace: Trace) -> None:
 def live_steps(make: type[SequenceBatcher], trace: Trace) -> None:
     """No timeout and no deadline takes a step of a live sequence away: only what has not begun expires (P-15).
 
-    Three sequences share one slot, and each step has a timeout.
+    Three sequences share one slot, each step has a timeout, and time passes after each move.
     """
     run = drive(make, trace._replace(rows=1, candidates=1, instances=1, has_states=True))
     for step in trace.steps:
         asks = [ask._replace(key=ask.key % 3, timeout_us=4000) for ask in step.asks]
         step = step._replace(asks=tuple(asks))  # noqa: PLW2901  # the same but for that
-        before = {lane: lane.state for lane in run.lanes}
-        seen = len(run.model.order)
-        run.step(step)
-        for one in run.model.order[seen:]:
-            error, state = run.model.answers[one], before.get(one.sequence)
-            if isinstance(error, InferError) and error.reason in TIMES:
-                assert state is None or state.flag is not Flag.LIVE
+        for move in (step, Step("take"), Step("move", number=3), Step("tick")):
+            before = {lane: lane.state for lane in run.lanes}
+            seen = len(run.model.order)
+            run.step(move)
+            for one in run.model.order[seen:]:
+                error, state = run.model.answers[one], before.get(one.sequence)
+                if isinstance(error, InferError) and error.reason in TIMES:
+                    assert state is None or state.flag is not Flag.LIVE
 
 
 PROPERTIES = (
