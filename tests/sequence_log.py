@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +15,9 @@ from headrace.schemas.infer import SequenceId
 from headrace.schemas.record import REASON, TP, Out
 from headrace.schemas.sequence import Flag, SequenceState, sequence_key
 from headrace.schemas.snapshot import SequenceCodec, StateKind, split_state_key, unpack_snapshot
-from headrace.streams.log import Position, Rebalance
+from headrace.streams.log import Cover, Mode, Position, Rebalance, Source
 from headrace.streams.memory import MemoryRecord
+from headrace.streams.memory_delivery import MemoryDelivery
 from headrace.streams.memory_group import MemoryGroup
 from headrace.streams.memory_source import MemorySource
 from sequence_oracle import Asked, Due, Oracle
@@ -40,18 +41,44 @@ class LaggingSource(MemorySource):
     """A group member whose coordinator takes its time to answer."""
 
     async def committed(self, tps: Set[TP]) -> Mapping[TP, Position | None]:
-        """Fetch late, answer late."""
-        await self._log.lag()
+        """Fetch late, answer late; spring the trap first."""
+        if (trap := self._log.trap) is not None:
+            self._log.trap = None
+            trap(self)
+        await self._log.lag(self)
         found = await super().committed(tps)
-        await self._log.lag()
+        await self._log.lag(self)
         return found
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
         """Commit late, answer late."""
-        await self._log.lag()
+        await self._log.lag(self)
         refused = await super().commit(positions)
-        await self._log.lag()
+        await self._log.lag(self)
         return refused
+
+
+class _Port:
+    """The log as one source's delivery uses it."""
+
+    def __init__(self, log: SequenceLog, source: MemorySource) -> None:
+        self._log = log
+        self._source = source
+        self.commit_interval_ms = log.commit_interval_ms
+
+    async def produce(self, outs: Sequence[Out]) -> None:
+        """Append late, acknowledge late."""
+        if outs:
+            await self._log.lag(self._source)
+            await self._log.produce(outs)
+            await self._log.lag(self._source)
+
+
+class LaggingDelivery(MemoryDelivery):
+    """A delivery whose brokers take their time to answer."""
+
+    def __init__(self, log: SequenceLog, source: MemorySource, cover: Cover | None) -> None:
+        super().__init__(_Port(log, source), source, cover)  # type: ignore[arg-type]  # as much of a log as it uses
 
 
 class SequenceLog(CheckedLog):
@@ -61,6 +88,7 @@ class SequenceLog(CheckedLog):
         scenario: Of the storm.
         sent: Partition → its records in offset order.
         dues: Partition → what they must be answered, as far as luck does not decide.
+        trap: Called once with whoever takes partitions over next, when it asks for their positions.
         violations: What was seen to be broken; whoever was at it may have been killed.
         sees_commits: Whether commits are checked; off, a storm must find what follows from a bad one.
     """
@@ -72,6 +100,7 @@ class SequenceLog(CheckedLog):
         self.scenario = scenario
         self.sent: dict[int, list[Asked]] = {p: [] for p in range(scenario.partitions)}
         self.dues: dict[int, list[Due]] = {p: [] for p in range(scenario.partitions)}
+        self.trap: Callable[[MemorySource], None] | None = None
         self.violations: list[str] = []
         self.snapshots: list[Snapshot] = []
         self._requests = scenario.topology.requests(MODEL)
@@ -79,6 +108,7 @@ class SequenceLog(CheckedLog):
         self._oracles = {p: Oracle(scenario.idle_ms) for p in range(scenario.partitions)}
         self._covered: dict[tuple[int, bytes], int] = {}
         self._codec = codec
+        self._frozen: dict[MemorySource, asyncio.Event] = {}
         self._rng = rng
 
     def send(self, sending: Sending) -> None:
@@ -89,21 +119,36 @@ class SequenceLog(CheckedLog):
         self.sent[partition].append(asked)
         self.dues[partition].append(self._oracles[partition].next(asked))
 
-    async def lag(self) -> None:
-        """Wait as long as a broker's answer takes."""
+    async def lag(self, source: MemorySource | None = None) -> None:
+        """Wait as long as a broker's answer takes, and until the member that waits for it is not frozen."""
         await asyncio.sleep(self._rng.choice(self.scenario.lags_s))
+        while source is not None and (frozen := self._frozen.get(source)) is not None:
+            await frozen.wait()
+
+    def freeze(self, source: MemorySource, seconds: float) -> None:
+        """Let nothing of a member reach the log for a while, as if its process was stopped."""
+        if source not in self._frozen:
+            self._frozen[source] = asyncio.Event()
+            asyncio.get_running_loop().call_later(seconds, self._thaw, source)
+
+    def _thaw(self, source: MemorySource) -> None:
+        self._frozen.pop(source).set()
 
     def source(self, group: str, topics: Set[str], on: Rebalance) -> LaggingSource:
         """Make a group member."""
         return LaggingSource(self, self._group(group), topics, on)
 
-    async def produce(self, outs: Sequence[Out]) -> None:
-        """Append late, acknowledge late."""
-        if not outs:
-            return
-        await self.lag()
-        await super().produce(outs)
-        await self.lag()
+    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> MemoryDelivery:
+        """Make a delivery that is as late, and as frozen, as its source."""
+        del mode
+        assert isinstance(source, MemorySource)
+        return LaggingDelivery(self, source, cover)
+
+    async def partitions(self, topic: str) -> int | None:
+        """Look up a reply topic late: a block that names it is decoded for so long."""
+        if topic == self.scenario.topology.replies:
+            await self.lag()
+        return await super().partitions(topic)
 
     def append(self, outs: Sequence[Out]) -> None:
         """Note snapshots."""

@@ -19,6 +19,7 @@ import random
 
 from headrace.consumers.settings import WorkerSettings
 from headrace.schemas.snapshot import SequenceCodec
+from headrace.streams.memory_source import MemorySource
 from sequence_log import SequenceLog, Violation
 from sequence_traffic import MODEL, FoldPool, Repositories, Scenario, Traffic
 from simulated import Fleet, all_answered, strike
@@ -121,6 +122,22 @@ async def _strike(name: str, rng: random.Random, log: SequenceLog, fleet: Fleet)
                 await fleet.crash(other)
             await asyncio.sleep(rng.choice((0.1, 0.3, 0.6)))
             await fleet.start()
+        case "freeze":
+            log.faults += 1
+            seconds = rng.choice((0.1, 0.3, 0.6))
+            name = fleet.evict(learns_after_s=seconds + rng.choice((0.0, 0.3, 1.0)))
+            if (source := fleet.source(name)) is not None:
+                log.freeze(source, seconds)
+        case "trap":
+
+            def freeze(source: MemorySource) -> None:
+                seconds = rng.choice((0.3, 0.6))
+                log.evict(source, learns_after_s=seconds + 1.0)
+                log.freeze(source, seconds)
+
+            log.faults += 1
+            log.trap = freeze
+            await strike("rebalance", log, fleet)
         case "evict":
             log.faults += 1
             fleet.evict(learns_after_s=rng.choice((0.0, 0.1, 1.0)))

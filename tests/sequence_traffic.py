@@ -29,6 +29,7 @@ MODEL = "fold"
 FAULTS = (
     "rebalance",
     "evict",
+    "freeze",
     "crash",
     "leave",
     "produce",
@@ -38,6 +39,8 @@ FAULTS = (
     "hold",
     "compact",
 )
+ZOMBIES = ("evict", "freeze")
+"""Those that leave two workers who both believe to own a partition."""
 ALONE, TOGETHER, NOW_AND_THEN = 1 << 40, 1 << 41, 1 << 42
 """Inputs from which on the model fails: with an error of the row, of the whole batch, or only sometimes."""
 
@@ -114,7 +117,7 @@ class Scenario:
             record_answers=record_answers,
             # What a zombie answers nobody has recorded before: there luck may differ (P-16 is for re-delivery).
             flaky=flaky,
-            faults_of=tuple(name for name in FAULTS if not flaky or name != "evict"),
+            faults_of=tuple(name for name in FAULTS if not flaky or name not in ZOMBIES),
             ends=rng.choice((0.0, 0.15, 0.4)),
             lags_s=rng.choice(((0.0,), (0.0, 0.0, 0.001, 0.01), (0.0, 0.01, 0.1))),
         )

@@ -27,6 +27,7 @@ from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.log import Position
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_group import MemoryGroup
+from headrace.streams.memory_source import MemorySource
 from headrace.streams.topology import Topology
 
 CULPRIT = -666.0
@@ -269,21 +270,25 @@ class Fleet:
 
     async def crash(self, name: str = "") -> None:
         """Kill one worker, or this one: nothing of it runs any more, nothing is said."""
-        worker, _, task = self.running.pop(name or self._any())
-        source = worker.models[self.model].source
-        if source is not None:
-            self._log.crash(source)  # type: ignore[arg-type]  # the memory log's own source
+        name = name or self._any()
+        if (source := self.source(name)) is not None:
+            self._log.crash(source)
+        _, _, task = self.running.pop(name)
         task.cancel()
         self._crashed.append(task)
 
     def evict(self, *, learns_after_s: float = 0.0) -> str:
         """Let one worker's session expire; until it learns so it goes on as a zombie. Returns its name."""
         name = self._any()
-        worker = self.running[name][0]
-        source = worker.models[self.model].source
-        if source is not None:
-            self._log.evict(source, learns_after_s=learns_after_s)  # type: ignore[arg-type]  # the memory log's own
+        if (source := self.source(name)) is not None:
+            self._log.evict(source, learns_after_s=learns_after_s)
         return name
+
+    def source(self, name: str) -> MemorySource | None:
+        """Return a worker's group member, None between two memberships."""
+        source = self.running[name][0].models[self.model].source
+        assert source is None or isinstance(source, MemorySource)
+        return source
 
     def check(self) -> None:
         """Raise what ended a worker that should still run."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 import pytest
 from headrace.consumers.assignment import Assignment
 from headrace.consumers.model_sequences import ModelSequences
+from headrace.consumers.partition import Partition
 from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.snapshot import read_head
@@ -190,10 +191,17 @@ class LastLog(BlindLog):
 
 
 ZOMBIES = {
-    "faults_of": ("evict", "evict", "compact"),
-    "faults": 6,
+    "faults_of": ("freeze", "freeze", "compact"),
+    "faults": 5,
     "workers": 2,
+    "partitions": 1,
+    "ids": 8,
+    "records": 60,
+    "seconds": 1.0,
     "idle_ms": 10_000,
+    "commit_interval_ms": 20,
+    "flaky": False,
+    "lags_s": (0.0,),
 }
 
 
@@ -219,7 +227,7 @@ def test_D5_a_state_that_is_read_before_the_position_lacks_a_step(
     repositories: Repositories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P-5: first the position, then the state, then the membership; else a takeover mixes two owners' times."""
-    weather = dict(ZOMBIES, faults=10, lags_s=(0.0, 0.1, 0.3))
+    weather = {**ZOMBIES, "faults_of": ("trap",), "faults": 1}
     restore, positions = ModelSequences.restore, Assignment._positions
 
     async def state_first(self, source, parts):
@@ -257,6 +265,27 @@ def test_D7_a_reaper_by_the_wall_clock_expires_what_was_in_time(
     hold(repositories, seed, **weather)
 
 
+def test_D7_a_reaper_that_does_not_see_what_is_decoded_expires_what_was_in_time(
+    repositories: Repositories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P-15: a partition that is admitted to its end is not read to its end."""
+    weather = {
+        "faults_of": ("crash", "rebalance"),
+        "faults": 6,
+        "ids": 3,
+        "partitions": 1,
+        "records": 60,
+        "seconds": 1.0,
+        "idle_ms": 150,
+        "commit_interval_ms": 20,
+        "lags_s": (0.0, 0.0, 0.3),
+    }
+    monkeypatch.setattr(Partition, "decoding", property(lambda _: 0, lambda *_: None))
+    seed = first_broken(repositories, "sequence_expired, expected", **weather)
+    monkeypatch.undo()
+    hold(repositories, seed, **weather)
+
+
 def test_D8_an_outcome_of_luck_differs_where_it_is_not_recorded_first(
     repositories: Repositories,
 ) -> None:
@@ -276,7 +305,7 @@ class CarelessSource(LaggingSource):
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
         """Commit unasked if there is nobody."""
-        await self._log.lag()
+        await self._log.lag(self)
         if self.group.members:
             return await MemorySource.commit(self, positions)
         self._log.commit(self.group, positions)
