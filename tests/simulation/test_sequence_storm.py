@@ -1,7 +1,7 @@
 """Storms over a sequence model: whatever is interleaved, batched, killed and taken over, the answers are the log's.
 
-`HEADRACE_SEEDS=100000` runs as many (`make simulate SEEDS=100000`); a failing seed is in the test's id and in the
-failure's note, and `play(SEED, …)` replays it.
+`HEADRACE_SEEDS=100000` runs as many (`make simulate SEEDS=100000`); a failing seed is in the failure's
+note, and `play(SEED, …)` replays it.
 """
 
 from __future__ import annotations

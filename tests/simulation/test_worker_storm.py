@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from echo_storm import CONFIG, storm
 from headrace.schemas.record import TP, Out
 from headrace.streams.log import Outcome, Position
 from headrace.streams.memory_delivery import MemoryDelivery
-from simulated import CONFIG, CheckedLog, storm
+from simulated import CheckedLog
 from virtual_loop import run_virtual
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "200"))

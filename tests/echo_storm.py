@@ -1,0 +1,183 @@
+"""Storms over the identity model: seeded requests of every kind, and what must come back of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from headrace.repository.repository import Repository
+from headrace.schemas.codec import decode_response, encode_request
+from headrace.schemas.errors import InferError
+from headrace.schemas.infer import InferRequest
+from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF, TP, Out
+from headrace.schemas.tensor import Tensor
+from headrace.streams.cancels import Cancel, cancel_record
+from simulated import FAULTS, TOPOLOGY, CheckedLog, Fleet, all_answered, strike
+
+CULPRIT = -666.0
+
+
+CONFIG = f"""
+backend: "identity"
+max_batch_size: 8
+input [{{ name: "INPUT0" data_type: TYPE_FP32 dims: [2] }}]
+output [{{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] }}]
+dynamic_batching {{ max_queue_delay_microseconds: 3000 }}
+instance_group [{{ count: 2 kind: KIND_CPU }}]
+parameters {{ key: "fail_if" value {{ string_value: "INPUT0={CULPRIT:.0f}" }} }}
+"""
+
+
+REQUESTS = TOPOLOGY.requests("echo")
+
+
+RESULTS = TOPOLOGY.results("echo")
+
+
+@dataclass
+class Sent:
+    """One record as it was sent, and the answer that it must get."""
+
+    status: str
+    reason: str = ""
+    values: list[list[float]] = field(default_factory=list)
+    reply_topic: str = RESULTS
+    content_type: str = AVRO
+    dead_letter: bool = False
+    cancelled: bool = False
+
+
+class Traffic:
+    """Seeded requests of every kind."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._ids = itertools.count(1)
+
+    def record(self, now_ms: int) -> tuple[Out, Sent]:
+        """Make one record and say what must come back."""
+        rng = self._rng
+        partition = rng.randrange(TOPOLOGY.partitions)
+        rows = rng.choice((1, 1, 1, 2, 5))
+        values = [[float(next(self._ids)), rng.random()] for _ in range(rows)]
+        headers: list[tuple[str, bytes]] = [("x-trace", b"t")]
+        sent = Sent("OK", values=values)
+        kind = rng.choice(
+            ("good",) * 12
+            + ("culprit", "bytes", "null", "shape", "version") * 1
+            + ("reply", "refused", "deadline", "type")
+        )
+        if kind == "culprit":
+            values[0][0] = CULPRIT
+            sent.status, sent.reason = "INTERNAL", "backend_failed"
+        if kind == "shape":
+            values = [[*row, 0.0] for row in values]
+            sent.status, sent.reason = "INVALID_ARG", "invalid_request"
+        if kind == "version":
+            headers.append(("model-version", b"9"))
+            sent.status, sent.reason = "NOT_FOUND", "unknown_version"
+        if kind == "deadline":
+            headers.append(("deadline-ms", str(now_ms - 1).encode()))
+            sent.status, sent.reason = "UNAVAILABLE", "deadline_passed"
+        if kind == "refused":
+            headers.append(("reply-topic", b"elsewhere"))
+            sent.status, sent.reason = "INVALID_ARG", "reply_topic_refused"
+        if kind == "reply" or (kind == "good" and rng.random() < 0.3):
+            headers.append(("reply-topic", TOPOLOGY.replies.encode()))
+            headers.append(("correlation-id", f"c{next(self._ids)}".encode()))
+            sent.reply_topic = TOPOLOGY.replies
+        sent.content_type = rng.choice((AVRO, AVRO, AVRO, JSON, BINARY, PROTOBUF))
+        tensor = Tensor.from_numpy("INPUT0", np.array(values, np.float32))
+        value, more = encode_request(InferRequest((tensor,), id="r"), sent.content_type)
+        named = dict(headers)
+        all_headers = [*headers, *((n, v) for n, v in more if n not in named)]
+        raw: bytes | None = value
+        if kind in ("bytes", "null", "type"):
+            sent.dead_letter = True
+            sent.status, sent.reason = "INVALID_ARG", "undecodable"
+            sent.content_type = AVRO
+            all_headers = headers
+            raw = None if kind == "null" else b"\xff" * 10
+            if kind == "type":
+                all_headers = [*headers, ("content-type", b"text/plain")]
+                sent.reason = "unknown_content_type"
+        return Out(REQUESTS, partition, b"k", raw, all_headers), sent
+
+
+async def storm(
+    seed: int, repository: Path, *, faults: int, records: int = 100, log: CheckedLog | None = None
+) -> CheckedLog:
+    """Run one seeded simulation to its end and check everything; returns the log for more."""
+    rng = random.Random(seed)
+    log = log or CheckedLog()
+    models = Repository([repository])
+    assert not models.load()
+    fleet = Fleet(log, models, rng)
+    sent: dict[str, Sent] = {}
+    async with log:
+        await fleet.start()
+        for _ in range(rng.randrange(3)):
+            await fleet.start()
+        moments = sorted(rng.uniform(0, 2) for _ in range(records))
+        troubles = sorted(rng.uniform(0.1, 2) for _ in range(faults))
+        traffic = Traffic(rng)
+        begun = asyncio.get_running_loop().time()
+        for moment in sorted([*moments, *troubles]):
+            await asyncio.sleep(max(0.0, begun + moment - asyncio.get_running_loop().time()))
+            if moment in troubles:
+                await strike(rng.choice(FAULTS), log, fleet)
+            else:
+                _send(log, traffic, sent, rng)
+        await all_answered(log, fleet, sent.keys())
+        await fleet.stop()
+        models.close()
+    check(log, sent)
+    return log
+
+
+def _send(log: CheckedLog, traffic: Traffic, sent: dict[str, Sent], rng: random.Random) -> None:
+    out, expected = traffic.record(log.clock_ms())
+    offset = log.existing(TP(out.topic, out.partition)).end
+    log.append([out])
+    sent[f"{out.topic}/{out.partition}/{offset}"] = expected
+    correlation = dict(out.headers).get("correlation-id")
+    if correlation and rng.random() < 0.3:
+        expected.cancelled = True
+        log.append([cancel_record(TOPOLOGY.cancels, 0, Cancel("echo", correlation))])
+
+
+def check(log: CheckedLog, sent: Mapping[str, Sent]) -> None:
+    """Check each answer's place, status, values and number."""
+    letters = {
+        dict(record.headers)["dead-letter-source"].decode()
+        for partition in range(TOPOLOGY.partitions)
+        for record in log.records(TOPOLOGY.dead_letters, partition)
+    }
+    assert letters == {source for source, expected in sent.items() if expected.dead_letter}
+    for source, expected in sent.items():
+        answers = log.answers[source]
+        if log.faults == 0:
+            assert len(answers) == 1, f"{source} has {len(answers)} answers"
+        for place, headers, value in answers:
+            assert place.topic == expected.reply_topic, source
+            named = dict(headers)
+            assert named["x-trace"] == b"t"
+            if expected.cancelled and named["status"] == b"CANCELLED":
+                continue
+            assert named["status"].decode() == expected.status, (source, named)
+            assert named.get("reason", b"").decode() == expected.reason, (source, named)
+            if expected.status != "OK":
+                with pytest.raises(InferError) as info:
+                    decode_response(value, headers)
+                assert info.value.reason == expected.reason
+                continue
+            response = decode_response(value, headers)
+            assert response.id == "r"
+            (output,) = response.outputs
+            assert np.array_equal(output.numpy(), np.array(expected.values, np.float32))
