@@ -125,6 +125,9 @@ class Intake:
             if self.stopped or self._full():
                 timeout_s = 0.0
                 await self._wait_for_room(source)
+            else:
+                # What is in flight may have gone with its partition: then nothing ends that would tell of room.
+                self._resume(source)
             blocks = await source.poll(self._settings.max_poll_records, timeout_s)
             # Admitting may wait: a partition that was taken over since this poll has sought back, and the gap
             # before its block would look like a hole in the log.
