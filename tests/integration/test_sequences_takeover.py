@@ -265,7 +265,7 @@ async def test_B96_states_are_rebuilt_while_the_request_queue_is_full(tmp_path, 
             await until(lambda: len(two.partitions()) == 1, "the split")
             (ours,) = two.partitions()
             theirs = 1 - ours
-            assert one.partitions() == {theirs}
+            await until(lambda: one.partitions() == {theirs}, "the first one's share")
             await stage.step(
                 Step(7, 1, start=True), Step(7, BLOCK), *(Step(7, 1),) * 100, partition=ours
             )
