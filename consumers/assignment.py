@@ -120,7 +120,7 @@ class Assignment:
         parts = [part for tp in tps if (part := self.partitions.get(tp)) is not None]
         whole = [part for part in parts if part.active]  # the others were not taken over yet
         for part in parts:
-            part.active = False
+            part.active, part.is_leaving = False, True
             part.in_flight -= self._suspend(part.tp) + len(part.held)
             part.held.clear()
         clock = asyncio.get_running_loop().time
@@ -232,10 +232,9 @@ class Assignment:
                 self._activate(self._source, left, positions, confirmed)
                 if all(part.active for part in left if self._is_ours(part)):
                     return
-                await asyncio.sleep(
-                    pause_s
-                )  # the group knows of a change that we have not heard of yet
-            left = [part for part in left if self._is_ours(part) and not part.active]
+                # The group knows of a change that we have not heard of yet.
+                await asyncio.sleep(pause_s)
+            left = [p for p in left if self._is_ours(p) and not p.active and not p.is_leaving]
             # Of a source that has left the group nobody will tell us that it has lost them.
             assigned = self._source.assignment()
             left = [part for part in left if assigned.get(part.tp) == part.source_epoch]
@@ -282,6 +281,8 @@ class Assignment:
         """Begin to read what is still ours."""
         assigned = source.assignment()
         for part in parts:
+            if part.is_leaving:
+                continue  # revoked while it was taken over: nothing of it is to be read any more
             if part.tp in confirmed and part.tp in assigned and self._is_ours(part):
                 if self._stateful is not None:
                     self._stateful.confirmed(part, positions[part.tp])

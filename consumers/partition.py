@@ -18,6 +18,7 @@ class Partition:
         epoch: This worker's own count of takeovers: entries carry it, and a result of another is dropped.
         ledger: Finished and unfinished offsets.
         active: Taken over and not revoked: records may be admitted.
+        is_leaving: It is being handed back.
         decoding: Blocks that were handed out and not routed: more are read than the sequences know of.
         in_flight: Admitted and not yet settled.
         in_flight_bytes: Their values' bytes.
@@ -38,6 +39,7 @@ class Partition:
         "held",
         "in_flight",
         "in_flight_bytes",
+        "is_leaving",
         "ledger",
         "paused",
         "settling",
@@ -53,6 +55,7 @@ class Partition:
         self.epoch = epoch
         self.ledger = ledger
         self.active = False
+        self.is_leaving = False
         self.decoding = 0
         self.in_flight = 0
         self.in_flight_bytes = 0
