@@ -26,6 +26,7 @@ from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import SequenceState, sequence_key
 from headrace.schemas.snapshot import Damage, SequenceCodec, StateKind
+from headrace.schemas.snapshot_size import max_snapshot_bytes
 from headrace.streams.log import Log, Position, Source
 from headrace.streams.sequence_list import (
     BACKLOG,
@@ -47,15 +48,6 @@ REAP_INTERVAL_MAX_S = 5.0
 
 SUSPENDED_S = 60.0
 """A revoked partition that has not come back after so long is another's, seconds: rebalances take less."""
-
-
-KEY_ROOM_BYTES = 1024
-"""Of a record, for a snapshot's key and the record's own fields."""
-
-
-def max_snapshot_bytes(max_record_bytes: int) -> int:
-    """Return how long a snapshot's value may be."""
-    return max(1, max_record_bytes - KEY_ROOM_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

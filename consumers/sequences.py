@@ -169,9 +169,8 @@ class Sequences:
         """Go on with a partition that came back before anybody else had it (DELIVERY P-7)."""
         table = self._tables[tp]
         table.epoch = epoch
-        table.log_ms = (
-            0  # what was read and never ran is read again, and decides by its own time (P-15)
-        )
+        # What was read and never ran is read again, and decides by its own time (P-15).
+        table.log_ms = 0
 
     def close(self, tp: TP) -> None:
         """Forget a partition: it is somebody else's, or taken over anew."""
@@ -258,9 +257,8 @@ class Sequences:
                 lane = self._new(table, key, entry)
             else:
                 if not lane.is_open:
-                    self._mark(
-                        lane.closed_as
-                    )  # it is never idle between the two, and `idle` counts the others
+                    # It is never idle between the two, and `idle` counts the others.
+                    self._mark(lane.closed_as)
                 # On another version, its batcher hands it over: earlier steps may still be on their way there.
                 table.lanes.move_to_end(key)
             lane.version = entry.version
@@ -283,11 +281,17 @@ class Sequences:
         lane = LiveSequence(key, entry.sequence_id, entry.tp, table.epoch, entry.version, state)
         table.lanes[key] = lane
         self._live += 1
+        self._elsewhere(table, key, entry)
+        return lane
+
+    def _elsewhere(self, table: SequenceTable, key: bytes, entry: Entry) -> TP | None:
+        """Return another partition on which a request's sequence is live; counted and told (DESIGN §4)."""
         for tp, other in self._tables.items():
             if other is not table and (twin := other.lanes.get(key)) and twin.is_open:
                 self.counts.split += 1
                 self._on_split(key, entry.tp, tp)
-        return lane
+                return tp
+        return None
 
     def _closed(
         self, table: SequenceTable, lane: LiveSequence | None, key: bytes, entry: Entry
@@ -304,14 +308,10 @@ class Sequences:
             return self._words.expired(sequence_id, entry.record.timestamp - last_ms)
         if flag is Flag.LOST:
             return self._words.lost(sequence_id, table.details.get(key, "its state is gone"))
-        for tp, other in self._tables.items():
-            if other is not table and (twin := other.lanes.get(key)) and twin.is_open:
-                self.counts.split += 1
-                self._on_split(key, entry.tp, tp)
-                return self._words.unknown(
-                    sequence_id, there=tp.partition, here=entry.tp.partition
-                )
-        return self._words.unknown(sequence_id)
+        there = self._elsewhere(table, key, entry)
+        if there is None:
+            return self._words.unknown(sequence_id)
+        return self._words.unknown(sequence_id, there=there.partition, here=entry.tp.partition)
 
     def _refuse(
         self, table: SequenceTable, key: bytes, entry: Entry, error: InferError, routed: Routed
