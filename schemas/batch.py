@@ -15,7 +15,7 @@ import numpy as np
 from headrace.schemas.errors import InferError
 from headrace.schemas.infer import Parameters, RequestedOutput, SequenceId
 from headrace.schemas.model_config import BatchInput, BatchInputKind, ControlInput, ControlKind
-from headrace.schemas.record import TP, Record
+from headrace.schemas.record import ATTEMPT, TP, Record
 from headrace.schemas.sequence import SequenceState
 from headrace.schemas.signature import Signature, TensorSpec
 from headrace.schemas.tensor import Array, Buffer, Datatype, Shape, to_numpy
@@ -47,7 +47,9 @@ class Entry:
             and a deadline before the clock's own start is negative.
         reply_topic: Where the caller wants the answer, or ``""``.
         reply_partition: Partition there; -1 is the input's partition number, modulo.
-        correlation: Headers to send back untouched: correlation ids under their own names, ``x-`` headers, trace.
+        correlation: Headers to send back untouched: correlation ids under their own names, ``x-`` headers, trace; and
+            last the attempt, where it is not the first.
+        attempt: Which try this is, from 1; raised by `set_attempt`.
         correlation_id: Opaque bytes by which a cancel names the request, or ``b""``.
         idempotency_key: The client's, or ``b""``.
         sequence_id, sequence_start, sequence_end: As in `InferRequest`.
@@ -84,6 +86,7 @@ class Entry:
     reply_topic: str = ""
     reply_partition: int = -1
     correlation: tuple[tuple[str, bytes], ...] = ()
+    attempt: int = 1
     correlation_id: bytes = b""
     idempotency_key: bytes = b""
     sequence_id: SequenceId = 0
@@ -103,6 +106,16 @@ class Entry:
     def awaited(self) -> bool:
         """Whether somebody waits for the reply."""
         return self.reply_topic != ""
+
+    def set_attempt(self, attempt: int) -> None:
+        """Say which try this is, from 1; its answer says so too.
+
+        The number joins what comes back untouched, so that the answer to a first try costs no look at it.
+        """
+        if attempt != self.attempt:
+            kept = self.correlation if self.attempt == 1 else self.correlation[:-1]
+            self.attempt = attempt
+            self.correlation = kept if attempt == 1 else (*kept, (ATTEMPT, b"%d" % attempt))
 
     def __repr__(self) -> str:
         """Show the coordinates and size."""

@@ -22,6 +22,9 @@ from headrace.schemas.record import (
     Header,
 )
 
+_ATTEMPT = 4
+"""Place of the attempt among the constant headers."""
+
 
 class ResultHeaders:
     """Writes the headers of results and errors; the constant part is made once per model version.
@@ -70,6 +73,10 @@ class ResultHeaders:
                 headers += extra
             if entry.correlation:
                 headers += entry.correlation
+                if entry.attempt > 1:
+                    headers[_ATTEMPT] = (
+                        headers.pop()
+                    )  # it is the last of them (`Entry.set_attempt`)
             found.append(headers)
         return found
 

@@ -269,6 +269,21 @@ def test_error_headers_carry_code_and_reason():
     assert found["attempt"] == b"1"
 
 
+@pytest.mark.parametrize("correlation", [(), (("x-a", b"1"), ("x-b", b"2"))])
+def test_a_result_and_an_error_say_which_attempt_they_answer(correlation):
+    """At the place of a first one's, and nothing else changes."""
+    first, third = (entry(id="r", correlation=correlation) for _ in range(2))
+    third.set_attempt(2)
+    third.set_attempt(3)
+    headers = ResultHeaders("m", "3")
+    usual, raised = headers.ok_block([first, third], JSON, (("extra", b"e"),))
+    assert raised == [(name, b"3" if name == "attempt" else raw) for name, raw in usual]
+    refused = headers.error(third, AVRO, QueueFull("full"))
+    assert [raw for name, raw in refused if name == "attempt"] == [b"3"]
+    third.set_attempt(1)
+    assert headers.ok(third, JSON) == headers.ok(first, JSON)
+
+
 def test_decoupled_responses_are_numbered():
     assert decoupled_headers(0, final=False) == (("response-index", b"0"), ("final", b"false"))
     assert decoupled_headers(12, final=True) == (("response-index", b"12"), ("final", b"true"))
