@@ -1,15 +1,14 @@
-"""Where answers and dead letters go."""
+"""Where answers go."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from headrace.consumers.dead_letters import dead_letter
 from headrace.consumers.placement import MAX_LOOKUPS, MISSING_S, REFRESH_S, Placement
-from headrace.schemas.errors import LogError, Reason, UndecodableRecord
+from headrace.schemas.errors import LogError, Reason
 from headrace.schemas.record import TP
-from service_parts import PlainRecord, make_entry
+from service_parts import make_entry
 
 
 class Topics:
@@ -238,62 +237,6 @@ async def test_a_topic_nobody_may_describe_is_refused_and_a_log_that_is_away_is_
     with pytest.raises(LogError, match="away"):
         await place.learn({"ok2"})
     assert place.unknown([entry_for("ok2")]) == {"ok2"}
-
-
-def test_a_dead_letter_keeps_the_original_and_says_where_and_why() -> None:
-    """Original key, bytes and headers; coordinates, reason, class, model, attempts; no stale dead-letter header."""
-    entry = make_entry()
-    entry.tp = TP("requests", 5)
-    entry.record = PlainRecord(
-        "requests",
-        5,
-        42,
-        1234,
-        b"k",
-        b"\xff\x00",
-        (("x-a", b"1"), ("dead-letter-reason", b"old")),
-    )
-    error = UndecodableRecord("bad bytes")
-    out = dead_letter(entry, error, model_name="m", target=TP("dead", 1), max_record_bytes=1000)
-    assert (out.topic, out.partition, out.key, out.value) == ("dead", 1, b"k", b"\xff\x00")
-    headers = dict(out.headers)
-    assert headers["x-a"] == b"1"
-    assert headers["dead-letter-source"] == b"requests/5/42"
-    assert headers["dead-letter-reason"] == b"undecodable"
-    assert headers["dead-letter-class"] == b"UndecodableRecord"
-    assert headers["dead-letter-detail"] == b"bad bytes"
-    assert headers["dead-letter-model"] == b"m"
-    assert headers["dead-letter-attempts"] == b"1"
-    assert len([name for name, _ in out.headers if name == "dead-letter-reason"]) == 1
-
-
-def test_a_dead_letter_above_the_limit_says_what_it_leaves_out() -> None:
-    """Our headers must not push a record over the limit and stop the partition."""
-    entry = make_entry()
-    entry.record = PlainRecord(value=b"v" * 900)
-    out = dead_letter(
-        entry,
-        UndecodableRecord("bad"),
-        model_name="m",
-        target=TP("dead", 0),
-        max_record_bytes=1000,
-    )
-    assert out.value == b""
-    assert dict(out.headers)["dead-letter-omitted-bytes"] == b"900"
-
-
-def test_a_dead_letter_without_key_and_value_is_still_a_record() -> None:
-    """A null value without a key cannot be produced: it becomes an empty one."""
-    entry = make_entry()
-    entry.record = PlainRecord(value=None)
-    out = dead_letter(
-        entry,
-        UndecodableRecord("null"),
-        model_name="m",
-        target=TP("dead", 0),
-        max_record_bytes=9000,
-    )
-    assert out.value == b""
 
 
 async def test_forgotten_reply_topics_are_looked_up_again() -> None:
