@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from headrace.deploy.commands_dlq import app as dlq_app
 from headrace.deploy.commands_infer import infer
 from headrace.deploy.commands_models import app as models_app
 from headrace.deploy.commands_sequences import sequences
@@ -28,6 +29,7 @@ app = typer.Typer(
 for command in (serve, worker, gateway, infer, sequences, topics):
     app.command()(command)
 app.add_typer(models_app, name="models")
+app.add_typer(dlq_app, name="dlq")
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,6 +17,10 @@ COMMANDS = (
     ["models"],
     ["models", "check"],
     ["sequences"],
+    ["dlq"],
+    ["dlq", "list"],
+    ["dlq", "show"],
+    ["dlq", "redrive"],
     ["topics"],
 )
 
@@ -87,6 +91,10 @@ def test_an_unknown_option_ends_with_2(capsys):
         (["worker", "x.onnx"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["topics"], 2, "no models are named"),
         (["sequences", "m"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
+        (["dlq", "list"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
+        (["dlq", "show", "0/1"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
+        (["dlq", "show", "01"], 2, "'01' is no dead letter's id, expected partition/offset"),
+        (["dlq", "redrive"], 2, "say which dead letters: ids, --model, --reason"),
         (["models", "check"], 2, "no models are named"),
         (["models", "check", "/nowhere"], 1, "/nowhere"),
         (["infer", "m"], 2, "say what to send: NAME=VALUES, --example, or --request FILE"),

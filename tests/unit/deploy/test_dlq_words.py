@@ -1,0 +1,70 @@
+"""What `headrace dlq` makes of times, and of clients' bytes that end on a terminal."""
+
+import pytest
+from headrace.deploy.commands_dlq import time_ms
+from headrace.deploy.dlq_report import PREVIEW_BYTES, preview_lines, request_lines, time_text
+from headrace.deploy.failure import CommandFailed
+from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF
+from letter_kit import letter
+
+NOW_MS = 1_893_499_200_000  # 2030-01-01T12:00:00Z
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90s", NOW_MS - 90_000),
+        ("30m", NOW_MS - 1_800_000),
+        ("2h", NOW_MS - 7_200_000),
+        ("7d", NOW_MS - 604_800_000),
+        ("2030-01-01T12:00:00Z", NOW_MS),
+        ("2030-01-01T12:00", NOW_MS),
+        ("2030-01-01T13:00:00+01:00", NOW_MS),
+        ("2030-01-01", NOW_MS - 43_200_000),
+    ],
+)
+def test_a_time_is_an_age_or_a_time_in_utc(text, expected):
+    assert time_ms("--since", text, NOW_MS) == expected
+
+
+@pytest.mark.parametrize("text", ["soon", "2 h", "-2h", "2w", "2030-13-01", "٣h"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(
+        CommandFailed, match=r"--until = .*: expected an age such as 30m"
+    ) as caught:
+        time_ms("--until", text, NOW_MS)
+    assert caught.value.status == 2
+
+
+def test_times_are_shown_in_utc():
+    assert time_text(NOW_MS) == "2030-01-01T12:00:00Z"
+    assert time_text(-1) == "none"
+    assert time_text(2**62) == str(2**62)
+
+
+@pytest.mark.parametrize("content_type", [AVRO, JSON, BINARY, PROTOBUF, "text/html"])
+@pytest.mark.parametrize("value", [b"\x00", b"\xff" * 10, b"{}", b"[" * 3_000, bytes(1_000)])
+def test_B32_bytes_that_are_no_request_are_shown_all_the_same(content_type, value):
+    lines = list(
+        request_lines(letter(value=value, headers=(("content-type", content_type.encode()),)))
+    )
+    assert lines
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("value", [None, b""])
+def test_without_bytes_there_is_nothing_to_show(value):
+    assert list(request_lines(letter(value=value))) == []
+    assert list(preview_lines(value)) == []
+
+
+def test_a_preview_is_bounded_and_cuts_no_character_in_two():
+    head, line = preview_lines("é".encode() * 1_000 + b"a")
+    assert head == f"value as text (the first {PREVIEW_BYTES} of 2001 bytes):"
+    assert line == "  " + "é" * (PREVIEW_BYTES // 2)
+    head, line = preview_lines(b"a" + "é".encode() * 1_000)
+    assert line == "  a" + "é" * ((PREVIEW_BYTES - 1) // 2)
+    head, *rows = preview_lines(b"\xff" * 1_000)
+    assert head == f"value (the first {PREVIEW_BYTES} of 1000 bytes):"
+    assert len(rows) == PREVIEW_BYTES // 16
+    assert rows[-1].startswith("  000000f0  ff ff")
