@@ -47,6 +47,7 @@ from headrace.schemas.record import (
 MAX_UINT64 = 2**64 - 1
 MAX_INT64 = 2**63 - 1
 MAX_PARTITION = 2**31 - 1
+MAX_ATTEMPT = 2**31 - 1
 MAX_ID_BYTES = 8 * 1024
 """Bytes of a request's id: it stands in its answer twice, and an answer must fit into a record."""
 MAX_ECHO_BYTES = 32 * 1024
@@ -146,12 +147,11 @@ def _spring_partition(entry: Entry, raw: bytes | None) -> None:
     entry.reply_partition = int.from_bytes(raw, "big")
 
 
-def _attempt(_entry: Entry, raw: bytes | None) -> None:
-    if number_of(ATTEMPT, raw, MAX_INT64) > 1:
-        raise Unsupported(
-            f"header '{ATTEMPT}' is {raw!r}, rising attempts are not supported yet, expected 1",
-            reason=Reason.UNSUPPORTED_ATTEMPT,
-        )
+def _attempt(entry: Entry, raw: bytes | None) -> None:
+    number = number_of(ATTEMPT, raw, MAX_ATTEMPT)
+    if not number:
+        raise _invalid(ATTEMPT, raw, f"a whole number from 1 to {MAX_ATTEMPT}")
+    entry.set_attempt(number)
 
 
 def _claim_check(_entry: Entry, _raw: bytes | None) -> None:
@@ -258,7 +258,7 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
     if correlation:
         echo = sum([len(name) + len(raw) for name, raw in correlation])
         if echo <= MAX_ECHO_BYTES:
-            entry.correlation = tuple(correlation)
+            entry.correlation = (*correlation, *entry.correlation)  # the attempt stays last
         else:
             error = error or _too_much(echo)
     if has_sequence:

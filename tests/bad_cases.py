@@ -405,11 +405,11 @@ def envelope_cases() -> Iterator[Case]:
             {},
         ),
         (
-            "a raised attempt",
-            ("attempt", b"2"),
-            "unsupported_attempt",
-            ("attempt", "2", "expected 1"),
-            {"status": "UNSUPPORTED", "dead_letter": False},
+            "an attempt before the first",
+            ("attempt", b"0"),
+            "invalid_header",
+            ("attempt", "0", "from 1"),
+            {},
         ),
         (
             "a claim check",

@@ -64,6 +64,28 @@ def test_every_header_finds_its_attribute():
         "idempotency_key": b"\xfe",
         "sequence_id": 7,
     }
+    assert read(*ALL, ("attempt", b"3"))["attempt"] == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "attempt"),
+    [
+        ([("attempt", b"2")], 2),
+        ([("attempt", b"2"), ("x-a", b"1"), ("correlation-id", b"c")], 2),
+        ([("x-a", b"1"), ("attempt", b"2"), ("attempt", b"7")], 7),
+        ([("x-a", b"1"), ("attempt", b"2"), ("attempt", b"1")], 1),
+        ([("attempt", b"2147483647")], 2_147_483_647),
+    ],
+)
+def test_an_answer_says_which_attempt_its_request_was(headers, attempt):
+    """At the place of a first one's, and what comes back untouched is as it would be without."""
+    made = Entry()
+    assert read_headers(made, headers) is None
+    made.tp, made.record = TP("t", 0), entry().record
+    found = ResultHeaders("m", "3").ok(made, AVRO)
+    assert [raw for name, raw in found if name == "attempt"] == [b"%d" % attempt]
+    assert found[4] == ("attempt", b"%d" % attempt)
+    assert found[6:] == [header for header in headers if header[0] != "attempt"]
 
 
 def test_without_headers_only_the_default_content_type_is_set():
@@ -167,6 +189,8 @@ def test_a_sequence_id_is_a_number_or_a_string(headers, expected):
         ("sequence-id-type", b"int", "uint64 or string"),
         ("sequence-id-type", None, "uint64 or string"),
         ("attempt", b"one", "a whole number"),
+        ("attempt", b"0", "a whole number from 1 to 2147483647"),
+        ("attempt", b"2147483648", "a whole number from 0 to 2147483647"),
         ("correlation-id", None, "any bytes"),
         ("kafka_correlationId", None, "any bytes"),
         ("idempotency-key", None, "any bytes"),
@@ -217,7 +241,6 @@ def test_B32_an_unknown_content_type_lists_those_that_exist(name):
         ("content-type", AVRO.encode() + b";Framing = Confluent", Reason.UNSUPPORTED_FRAMING),
         ("accept", AVRO.encode() + b"; framing=confluent", Reason.UNSUPPORTED_FRAMING),
         ("claim-check", b"s3://a/b", Reason.UNSUPPORTED_CLAIM_CHECK),
-        ("attempt", b"2", Reason.UNSUPPORTED_ATTEMPT),
     ],
 )
 def test_B35_what_is_not_offered_yet_says_so(name, raw, reason):
