@@ -35,8 +35,9 @@ from bad_cases import (
     good,
 )
 from headrace.consumers.dead_letters import record_bytes
-from headrace.schemas import avro
+from headrace.schemas import avro, errors
 from headrace.schemas.codec import decode_response
+from headrace.schemas.dead_letter import read_dead_letter
 from headrace.schemas.errors import InferError
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import Out, Record
@@ -212,22 +213,25 @@ def check_bad(outcome: Outcome, name: str) -> None:
 
 
 def check_letter(outcome: Outcome, source: str, sent: Sent) -> None:
-    """Check that a dead letter is its record, with what we add beside it."""
-    (letter,) = [
+    """Check that a dead letter is its record, untouched, with what an operator needs beside it (FAULTS B31)."""
+    (record,) = [
         record
         for record in outcome.dead_letters
         if dict(record.headers)["dead-letter-source"].decode() == source
     ]
-    neither = sent.out.key is None and sent.out.value is None  # no producer writes such a record
-    assert (letter.key, letter.value) == (sent.out.key, b"" if neither else sent.out.value)
-    added = [(n, v) for n, v in letter.headers if n.startswith("dead-letter-")]
-    assert [pair for pair in letter.headers if pair not in added] == list(sent.out.headers)
+    letter = read_dead_letter(record)
+    assert f"{letter.source.topic}/{letter.source.partition}/{letter.offset}" == source
+    assert (letter.key, letter.value) == (sent.out.key, sent.out.value)
+    assert list(letter.headers) == list(sent.out.headers)
+    assert letter.is_whole
     assert sent.case is not None
-    named = dict(added)
-    assert named["dead-letter-model"].decode() == sent.case.model
-    assert named["dead-letter-status"].decode() == sent.case.status
-    assert named["dead-letter-reason"].decode() == sent.case.reason
-    assert named["dead-letter-detail"]
+    assert letter.model == sent.case.model
+    assert (letter.status, letter.reason) == (sent.case.status, sent.case.reason)
+    assert issubclass(getattr(errors, letter.error_class), InferError)
+    for text in sent.case.texts:
+        assert text in letter.detail, letter.detail
+    assert letter.attempts == 1
+    assert letter.timestamp_ms > 0
 
 
 def check_neighbours(outcome: Outcome) -> None:
