@@ -73,10 +73,8 @@ class ResultHeaders:
                 headers += extra
             if entry.correlation:
                 headers += entry.correlation
-                if entry.attempt > 1:
-                    headers[_ATTEMPT] = (
-                        headers.pop()
-                    )  # it is the last of them (`Entry.set_attempt`)
+                if entry.attempt > 1:  # then it is the last of them (`Entry.set_attempt`)
+                    headers[_ATTEMPT] = headers.pop()
             found.append(headers)
         return found
 
