@@ -88,6 +88,12 @@ def test_an_answer_says_which_attempt_its_request_was(headers, attempt):
     assert found[6:] == [header for header in headers if header[0] != "attempt"]
 
 
+def test_an_attempt_is_known_also_where_too_much_should_come_back():
+    error, said = refused(("attempt", b"2"), ("x-big", bytes(40_000)))
+    assert "bytes, expected at most" in error.detail
+    assert (said["attempt"], said["correlation"]) == (2, (("attempt", b"2"),))
+
+
 def test_without_headers_only_the_default_content_type_is_set():
     assert read() == {"content_type": AVRO}
     assert read(("unknown", b"\xff"), ("Kafka-Thing", b"")) == {"content_type": AVRO}
