@@ -33,6 +33,19 @@ class Member(Protocol):
         """Commit and return the partitions that were refused; `LogError` if the outcome is unknown."""
 
 
+class Adopted(Protocol):
+    """What a source needs of its deliveries."""
+
+    def assigned(self, kept: Set[TP]) -> None:
+        """Take note of a new assignment: of what was ours before, nobody else can have had ``kept`` since."""
+
+    async def flush(self) -> None:
+        """Commit everything settled."""
+
+    async def close(self) -> None:
+        """Commit nothing more by itself, and wait until that is done."""
+
+
 class Committer:
     """Keeps what is settled until it is committed."""
 

@@ -8,7 +8,7 @@ in between costs answers a second time, never an answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 
 from headrace.schemas.errors import LogError
@@ -50,8 +50,23 @@ class KafkaDelivery:
             f"KafkaDelivery({buffered} records buffered, {len(self._committer)} positions pending)"
         )
 
-    def put(self, owner: TP, outs: Sequence[Out], *, after_ack: bool = False) -> None:
+    async def take_over(self, owners: Mapping[TP, int]) -> Set[TP]:
+        """Return them: at least once nothing of an earlier owner is to be ended."""
+        return owners.keys()
+
+    def assigned(self, kept: Set[TP]) -> None:
+        """Take no note: the worker releases what it has not any more."""
+
+    def put(
+        self,
+        owner: TP,
+        outs: Sequence[Out],
+        *,
+        after_ack: bool = False,
+        after_commit: bool = False,
+    ) -> None:
         """Buffer."""
+        del after_commit  # at least once it is an answer like the others
         buffer = self._late if after_ack else self._outs
         found = buffer.get(owner)
         if found is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from headrace.schemas.record import TP, Out, Record
 
@@ -36,11 +36,18 @@ class Mode(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of one partition's settle."""
+    """What became of one partition's settle.
+
+    `SETTLED`: it is done as the guarantee says. `FENCED`: the partition is not ours any more: drop it. After the
+    others, which only exactly_once has, what was answered since the last commit counts for nothing, and the partition
+    is taken over again from what is committed: `ABORTED` at once, `PRODUCER_FENCED` after a pause, for another producer
+    has our transactional id, or the broker has forgotten it, though the partition is assigned to us (DELIVERY P-6).
+    """
 
     SETTLED = "settled"
     ABORTED = "aborted"
     FENCED = "fenced"
+    PRODUCER_FENCED = "producer_fenced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,10 @@ class Rebalance(Protocol):
 
 
 class Source(Protocol):
-    """A consumer-group member on some topics. Entered as an async context manager; leaving leaves the group."""
+    """A consumer-group member on some topics. Entered as an async context manager; leaving leaves the group.
+
+    It reads what is committed: nothing of an aborted transaction, and nothing behind an open one.
+    """
 
     async def __aenter__(self) -> Self:
         """Join the group."""
@@ -154,7 +164,7 @@ class Source(Protocol):
         """Committed offset *and metadata* of each partition (P-1), None where nothing was committed."""
 
     async def end_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
-        """Offset after the last record that is there now (the last stable one under read_committed)."""
+        """Last stable offset: the one after the last record that is there now, or of the first open transaction."""
 
     async def beginning_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
         """First offset that is still there."""
@@ -201,10 +211,16 @@ class Cover(Protocol):
 
     All calls but those of `snapshots`' result come in the loop, and none waits. Owners whose state is forgotten are
     passed over.
+
+    In exactly_once `settled` and `snapshots` come at once when a cut is settled, and `saved`, for every chunk, and
+    `committed` only behind its commit; so chunks are taken before the ones ahead of them are saved.
     """
 
     def settled(self, owner: TP, position: Position) -> None:
-        """Every answer up to this position is acknowledged: from now on snapshots may say what follows from them."""
+        """From now on snapshots may say what follows from the answers up to this position.
+
+        They are acknowledged, or in exactly_once the snapshots are in the same transaction.
+        """
 
     def snapshots(self, owner: TP, position: Position) -> Iterator[Sequence[Out]] | None:
         """Return the records that must be acknowledged before the position is committed, in chunks of bounded size.
@@ -220,36 +236,91 @@ class Cover(Protocol):
         """The position is committed."""
 
 
+@runtime_checkable
+class TransactionalCover(Cover, Protocol):
+    """What exactly_once asks of a cover beyond that."""
+
+    def aborted(self, owner: TP) -> None:
+        """Nothing since the last `committed` is known to be committed: state is as of there (DELIVERY P-10).
+
+        The owner is taken over again, or is not ours any more.
+        """
+
+
 class Delivery(Protocol):
     """Publishes answers and commits, under one guarantee; hides which (DESIGN §17). Owned by one source."""
 
-    def put(self, owner: TP, outs: Sequence[Out], *, after_ack: bool = False) -> None:
-        """Buffer records that follow from ``owner``'s records; ``after_ack``: only once the others are acknowledged."""
+    async def take_over(self, owners: Mapping[TP, int]) -> Set[TP]:
+        """Begin to deliver for these partitions: the first step of a takeover, before positions are read (P-5).
+
+        In exactly_once this ends what an owner before us has left open: when it returns, what that owner committed
+        is to be seen, and it will commit nothing more. At least once it does nothing.
+
+        Args:
+            owners: Partition → epoch, of those that are taken over, for the first time or again.
+
+        Returns:
+            Those that are still ours as far as we know; the others are left out.
+
+        Raises:
+            LogError: Some could not be taken over; calling again tries those again.
+        """
+
+    def put(
+        self,
+        owner: TP,
+        outs: Sequence[Out],
+        *,
+        after_ack: bool = False,
+        after_commit: bool = False,
+    ) -> None:
+        """Buffer records that follow from ``owner``'s records.
+
+        Args:
+            owner: The partition.
+            outs: In order.
+            after_ack: Only once the others are acknowledged; in exactly_once behind them in the same transaction.
+            after_commit: Replies to gateways: in exactly_once outside of the transaction and behind it; those that
+                cannot be published then are dropped, and their callers' calls time out (DELIVERY P-13). At least
+                once they go with the others.
+        """
 
     async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
         """Publish what is buffered for these owners, await acknowledgement, then commit the positions.
 
-        `Outcome.SETTLED`: everything is acknowledged; at least once the commit follows within the log's
+        At least once, `Outcome.SETTLED` is: everything is acknowledged; the commit follows within the log's
         ``commit_interval_ms``, at the latest when the partition is revoked or the source left (`flush`).
-        `Outcome.ABORTED`: nothing is committed and the caller seeks back to its last committed position.
-        `Outcome.FENCED`: the partition is no longer ours under that epoch; nothing is committed.
 
-        May be called again before it returns; records and commits of one owner keep the order of the calls.
+        In exactly_once each owner's records, as buffered by this call, its snapshots and its position are one
+        transaction, and `Outcome.SETTLED` is: committed. Owners go side by side. An owner that is not
+        taken over, or not since it was `Outcome.ABORTED` or released, is aborted: its records are dropped.
+
+        May be called again before it returns; records and commits of one owner keep the order of the calls. Cancelled
+        in exactly_once, transactions that have begun go on to their end.
 
         Raises:
-            LogError: Publishing failed, or an earlier settle's commit did. Nothing of this call is committed; its
-                records stay buffered and the next settle of their owners publishes them again.
+            LogError: At least once: publishing failed, or an earlier settle's commit did. Nothing of this call is
+                committed; its records stay buffered and the next settle of their owners publishes them again.
+                In exactly_once: a record is too large, which is seen before anything is sent: then the same holds.
+                Or something failed that will fail again, as a publication that is not authorised does: then every
+                owner is to be taken over again.
         """
 
     async def flush(self) -> None:
         """Commit now everything that was settled; the source calls it when partitions are revoked and on leaving.
+
+        In exactly_once: wait for the settles that have begun.
 
         Raises:
             LogError: A snapshot or the commit failed; what was settled is kept for the next flush.
         """
 
     async def release(self, owner: TP, *, abort: bool) -> None:
-        """Forget a partition; ``abort`` drops what is buffered, what was settled is committed if it is still ours."""
+        """Forget a partition; ``abort`` drops what is buffered, what was settled is committed if it is still ours.
+
+        In exactly_once what is buffered is dropped in any case, for it belongs to no position, and settles that have
+        begun are waited for.
+        """
 
 
 class Publisher(Protocol):
@@ -286,7 +357,16 @@ class Log(Protocol):
         """Make a reader without a group; ``committed`` hides aborted and open transactions."""
 
     def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> Delivery:
-        """Make the delivery of a source; what ``cover`` says is published before each commit."""
+        """Make the delivery of a source; what ``cover`` says is published before each commit.
+
+        Args:
+            source: Of this log.
+            mode: The guarantee.
+            cover: A `TransactionalCover` for exactly_once.
+
+        Raises:
+            LogError: exactly_once, where the brokers cannot do it (DELIVERY P-9).
+        """
 
     def publisher(self) -> Publisher:
         """Make a publisher."""

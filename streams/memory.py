@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Self
 
 from headrace.schemas.errors import ConfigError, LogError
 from headrace.schemas.record import TP, Out
 from headrace.streams.log import (
     Cover,
+    Delivery,
     Feature,
     Mode,
     Position,
@@ -24,46 +24,42 @@ from headrace.streams.log import (
     Source,
     Span,
     TopicSpec,
+    TransactionalCover,
 )
-from headrace.streams.memory_delivery import MemoryDelivery
+from headrace.streams.memory_delivery import MemoryDelivery, MemoryPublisher
 from headrace.streams.memory_group import MemoryGroup
 from headrace.streams.memory_partition import MemoryPartition, MemoryRecord
 from headrace.streams.memory_reader import MemoryReader
 from headrace.streams.memory_source import MemorySource
+from headrace.streams.memory_transactions import (
+    Fault,
+    MemoryTransaction,
+    MemoryTransactionalProducer,
+    MemoryTransactions,
+    Step,
+)
+from headrace.streams.transaction import TRANSACTION_TIMEOUT_MS
+from headrace.streams.transaction_delivery import TransactionalDelivery
 
 MAX_RECORD_BYTES = 1_048_576  # Kafka's default of max.request.size
-
-
-@dataclass(slots=True)
-class _Fault:
-    """The next ``times`` calls fail; ``done``: their effect happens all the same, only the answer is lost."""
-
-    times: int = 0
-    done: bool = False
-    retriable: bool = True
-
-    def strikes(self) -> bool:
-        """Use one up."""
-        if self.times <= 0:
-            return False
-        self.times -= 1
-        return True
 
 
 class MemoryLog:
     """Topics, groups and faults in one process; see `headrace.streams.log.Log`.
 
     Attributes:
-        features: Everything but transactions.
+        features: Everything.
         changed: Set and replaced whenever a waiting poll should look again.
         clock_ms: Timestamps of records, ms since the epoch.
         revoke_grace_s: How long `Rebalance.revoked` may take.
         commit_interval_ms: Settled positions are committed at most this often by the loop's clock; 0 is at each
             settle.
+        transaction_timeout_ms: How long one transaction may take, by ``clock_ms``: then it is aborted.
         max_record_bytes: Largest key + value.
+        transactions: Those that are open, and faults among them.
     """
 
-    features = frozenset(Feature) - {Feature.TRANSACTIONS}
+    features = frozenset(Feature)
 
     def __init__(
         self,
@@ -71,9 +67,11 @@ class MemoryLog:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         revoke_grace_s: float = 5.0,
         commit_interval_ms: int = 0,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         """Start without topics."""
+        self.transaction_timeout_ms = transaction_timeout_ms
         self.clock_ms = clock_ms
         self.revoke_grace_s = revoke_grace_s
         self.commit_interval_ms = commit_interval_ms
@@ -84,8 +82,8 @@ class MemoryLog:
         self._groups: dict[str, MemoryGroup] = {}
         self._epoch = 0
         self._users = 0
-        self._produce_fault = _Fault()
-        self._commit_fault = _Fault()
+        self.failing: dict[Step, Fault] = {step: Fault() for step in Step}
+        self.transactions = MemoryTransactions(self)
         self._refusal = ""
         self._gate = asyncio.Event()
         self._gate.set()
@@ -114,20 +112,25 @@ class MemoryLog:
         return MemorySource(self, self._group(group), topics, on)
 
     def reader(self, spans: Mapping[TP, Span], *, committed: bool = False) -> MemoryReader:
-        """Make a reader; without transactions ``committed`` changes nothing."""
-        del committed
-        return MemoryReader(self, spans)
+        """Make a reader."""
+        return MemoryReader(self, spans, committed=committed)
 
-    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> MemoryDelivery:
+    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> Delivery:
         """Make the delivery of one of this log's sources."""
-        if mode is not Mode.AT_LEAST_ONCE:
-            raise ConfigError(
-                "the memory log has no transactions; use at_least_once",
-                field="delivery",
-                value=mode.value,
-            )
         assert isinstance(source, MemorySource), "a delivery belongs to a source of the same log"
-        return MemoryDelivery(self, source, cover)
+        if mode is Mode.AT_LEAST_ONCE:
+            return MemoryDelivery(self, source, cover)
+        assert cover is None or isinstance(cover, TransactionalCover), "it must know of aborts"
+        delivery = TransactionalDelivery(
+            source,
+            cover,
+            make_producer=lambda owner: MemoryTransactionalProducer(self, source, owner),
+            check=self.check_size,
+            publish=self.produce,
+            timeout_s=self.transaction_timeout_ms / 1000,
+        )
+        source.adopt(delivery)
+        return delivery
 
     def publisher(self) -> MemoryPublisher:
         """Make a publisher."""
@@ -167,6 +170,7 @@ class MemoryLog:
 
     def partition(self, tp: TP) -> MemoryPartition | None:
         """Return a partition's records, None where it does not exist."""
+        self.transactions.expire()
         parts = self._topics.get(tp.topic, [])
         return parts[tp.partition] if 0 <= tp.partition < len(parts) else None
 
@@ -188,44 +192,68 @@ class MemoryLog:
         if not outs:
             return
         await self._gate.wait()
-        struck = self._produce_fault.strikes()
-        if not struck or self._produce_fault.done:
-            self.append(outs)
-        if struck:
-            raise LogError("produce failed (injected)", retriable=self._produce_fault.retriable)
+        self.failing[Step.PRODUCE].meet("produce", lambda: self.append(outs))
+
+    async def travel(self, step: Step, source: MemorySource) -> None:
+        """Let a transaction's request reach the log, or its answer come back: a simulation may take its time here.
+
+        Args:
+            step: Of which kind it is.
+            source: Whose it is.
+        """
+        del source
+        await asyncio.sleep(0)
+        if step is Step.PRODUCE:
+            await self._gate.wait()
+
+    def check_size(self, out: Out) -> None:
+        """Check one record's size; `LogError` if it is too large."""
+        size = len(out.key or b"") + len(out.value or b"")
+        if size > self.max_record_bytes:
+            raise LogError(
+                f"a record of {size} bytes for {out.topic}/{out.partition} is above the limit of "
+                f"{self.max_record_bytes} bytes (max.request.size)",
+                retriable=False,
+            )
 
     def append(self, outs: Sequence[Out]) -> None:
         """Append at once, all or, if one has no partition or is too large, none."""
+        self.write(outs)
+
+    def write(self, outs: Sequence[Out], transaction: MemoryTransaction | None = None) -> None:
+        """Do what `append` does, within a transaction if one is named."""
         for out in outs:
             self.existing(TP(out.topic, out.partition))
-            size = len(out.key or b"") + len(out.value or b"")
-            if size > self.max_record_bytes:
-                raise LogError(
-                    f"a record of {size} bytes for {out.topic}/{out.partition} is above the limit of "
-                    f"{self.max_record_bytes} bytes (max.request.size)",
-                    retriable=False,
-                )
+            self.check_size(out)
         now_ms = self.clock_ms()
         for out in outs:
-            self.existing(TP(out.topic, out.partition)).append(out, now_ms)
+            self.existing(TP(out.topic, out.partition)).append(out, now_ms, transaction)
+        self.wake()
+
+    def complete(self, transaction: MemoryTransaction, *, committed: bool) -> None:
+        """End a transaction: write its markers, and store its positions if it is committed."""
+        for tp in sorted({TP(out.topic, out.partition) for out in transaction.outs}):
+            store = self.partition(tp)
+            if store is not None:
+                store.complete(transaction, committed=committed)
+        if committed:
+            self._group(transaction.group).committed.update(transaction.positions)
         self.wake()
 
     def commit(self, group: MemoryGroup, positions: Mapping[TP, Position]) -> None:
         """Store positions, unless a fault says otherwise; who may commit is checked before."""
         if not positions:
             return
-        struck = self._commit_fault.strikes()
-        if not struck or self._commit_fault.done:
-            group.committed.update(positions)
-        if struck:
-            raise LogError("commit failed (injected)", retriable=self._commit_fault.retriable)
+        self.failing[Step.COMMIT].meet("commit", lambda: group.committed.update(positions))
 
     # Faults and looks for tests and simulations.
 
-    def records(self, topic: str, partition: int) -> Sequence[MemoryRecord]:
-        """Return everything that a partition holds."""
+    def records(
+        self, topic: str, partition: int, *, committed: bool = False
+    ) -> Sequence[MemoryRecord]:
+        """Return everything that a partition holds, or what is ``committed`` of it."""
         store = self.existing(TP(topic, partition))
-        return store.read(store.start, store.end, store.end)
+        return store.read(store.start, store.end, store.end, committed=committed)
 
     def committed(self, group: str) -> Mapping[TP, Position]:
         """Return what a group has committed."""
@@ -235,13 +263,13 @@ class MemoryLog:
         self, times: int = 1, *, written: bool = False, retriable: bool = True
     ) -> None:
         """Let the next produces fail; ``written``: the records are there and only the answer is lost."""
-        self._produce_fault = _Fault(times, written, retriable)
+        self.failing[Step.PRODUCE] = Fault(times, done=written, retriable=retriable)
 
     def fail_commit(
         self, times: int = 1, *, written: bool = False, retriable: bool = True
     ) -> None:
-        """Let the next commits fail; ``written``: the positions are stored and only the answer is lost."""
-        self._commit_fault = _Fault(times, written, retriable)
+        """Let the next commits fail, transactions' too; ``written``: it is done and only the answer is lost."""
+        self.failing[Step.COMMIT] = Fault(times, done=written, retriable=retriable)
 
     def hold_produce(self) -> None:
         """Let produces wait until `free_produce`."""
@@ -307,6 +335,7 @@ class MemoryLog:
     def _group(self, name: str) -> MemoryGroup:
         if name not in self._groups:
             self._groups[name] = MemoryGroup(
+                name,
                 lambda: [TP(t, i) for t, parts in self._topics.items() for i in range(len(parts))],
                 self._next_epoch,
             )
@@ -327,22 +356,3 @@ class MemoryLog:
             if has.get(key) != value
         ]
         return [f"topic {spec.name} has {'; '.join(found)}"] if found else []
-
-
-class MemoryPublisher:
-    """Produces into memory; see `headrace.streams.log.Publisher`."""
-
-    def __init__(self, log: MemoryLog) -> None:
-        """Keep the log."""
-        self._log = log
-
-    async def __aenter__(self) -> Self:
-        """Nothing to connect."""
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        """Nothing to flush: `publish` returned after the acknowledgement."""
-
-    async def publish(self, outs: Sequence[Out]) -> None:
-        """Append all."""
-        await self._log.produce(outs)

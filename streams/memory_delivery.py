@@ -1,10 +1,10 @@
-"""The memory log's delivery (`headrace.streams.memory` makes it)."""
+"""The memory log's delivery, at least once, and its publisher (`headrace.streams.memory` makes both)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Self
 
 from headrace.schemas.record import TP, Out
 from headrace.streams.committer import Committer
@@ -40,8 +40,23 @@ class MemoryDelivery:
         buffered = sum(map(len, self._outs.values())) + sum(map(len, self._late.values()))
         return f"MemoryDelivery({buffered} records buffered, {len(self._committer)} positions pending)"
 
-    def put(self, owner: TP, outs: Sequence[Out], *, after_ack: bool = False) -> None:
+    async def take_over(self, owners: Mapping[TP, int]) -> Set[TP]:
+        """Return them: at least once nothing of an earlier owner is to be ended."""
+        return owners.keys()
+
+    def assigned(self, kept: Set[TP]) -> None:
+        """Take no note: the worker releases what it has not any more."""
+
+    def put(
+        self,
+        owner: TP,
+        outs: Sequence[Out],
+        *,
+        after_ack: bool = False,
+        after_commit: bool = False,
+    ) -> None:
         """Buffer."""
+        del after_commit  # at least once it is an answer like the others
         (self._late if after_ack else self._outs).setdefault(owner, []).extend(outs)
 
     async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
@@ -103,3 +118,22 @@ class MemoryDelivery:
     def _forget(self, owner: TP) -> None:
         self._outs.pop(owner, None)
         self._late.pop(owner, None)
+
+
+class MemoryPublisher:
+    """Produces into memory; see `headrace.streams.log.Publisher`."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        """Keep the log."""
+        self._log = log
+
+    async def __aenter__(self) -> Self:
+        """Nothing to connect."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing to flush: `publish` returned after the acknowledgement."""
+
+    async def publish(self, outs: Sequence[Out]) -> None:
+        """Append all."""
+        await self._log.produce(outs)

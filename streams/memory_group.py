@@ -24,7 +24,7 @@ class Member(Protocol):
         """Tell the worker that everything is revoked, wait within its grace, and own nothing."""
 
     def take_over(self, tps: Set[TP], epoch: int) -> None:
-        """Own these partitions, paused, and tell the worker."""
+        """Own these partitions, paused, and tell the worker; there may be none."""
 
 
 def sticky(
@@ -75,15 +75,20 @@ class MemoryGroup:
     """One consumer group: who is in it, who owns what under which epoch, and what is committed.
 
     Attributes:
+        name: Its id.
         members: In the order of joining.
         generation: Rises with each rebalance.
         committed: Committed positions; their ``epoch`` is the one that committed.
     """
 
     def __init__(
-        self, partitions: Callable[[], Iterable[TP]], next_epoch: Callable[[], int]
+        self,
+        name: str,
+        partitions: Callable[[], Iterable[TP]],
+        next_epoch: Callable[[], int],
     ) -> None:
-        """Keep where to ask for the partitions that exist and for a new epoch."""
+        """Keep the name, and where to ask for the partitions that exist and for a new epoch."""
+        self.name = name
         self.members: list[Member] = []
         self.generation = 0
         self.committed: dict[TP, Position] = {}
@@ -152,8 +157,7 @@ class MemoryGroup:
             for tp in share
         }
         for member, share, epoch in zip(here, shares, epochs, strict=True):
-            if share:
-                member.take_over(share, epoch)
+            member.take_over(share, epoch)
 
     def _shares(self) -> Mapping[int, set[TP]]:
         shares: dict[int, set[TP]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import islice
 
 from headrace.schemas.record import Headers, Out
 
@@ -24,22 +25,33 @@ class MemoryRecord:
 class MemoryPartition:
     """Records of one partition in offset order, with holes where compaction or markers left them.
 
+    A transaction is whatever object its coordinator names it by.
+
     Attributes:
         start: First offset that is kept.
         end: Offset of the next record.
     """
 
-    __slots__ = ("_offsets", "_records", "end", "start")
+    __slots__ = ("_aborted", "_offsets", "_open", "_records", "end", "start")
 
     def __init__(self) -> None:
         """Start empty at 0."""
         self._offsets: list[int] = []
         self._records: list[MemoryRecord] = []
+        self._open: dict[object, list[int]] = {}
+        self._aborted: set[int] = set()
         self.start = 0
         self.end = 0
 
-    def append(self, out: Out, timestamp_ms: int) -> None:
-        """Add a record at the end."""
+    @property
+    def stable(self) -> int:
+        """Last stable offset: the first one of the earliest open transaction, the end where there is none."""
+        return min([offsets[0] for offsets in self._open.values()], default=self.end)
+
+    def append(self, out: Out, timestamp_ms: int, transaction: object | None = None) -> None:
+        """Add a record at the end, of an open transaction if one is named."""
+        if transaction is not None:
+            self._open.setdefault(transaction, []).append(self.end)
         self._offsets.append(self.end)
         self._records.append(
             MemoryRecord(
@@ -48,11 +60,27 @@ class MemoryPartition:
         )
         self.end += 1
 
-    def read(self, start: int, end: int, limit: int) -> list[MemoryRecord]:
-        """Return up to ``limit`` records with ``start`` ≤ offset < ``end``."""
+    def complete(self, transaction: object, *, committed: bool) -> None:
+        """Write a transaction's marker, which takes an offset; nothing where it has written nothing."""
+        offsets = self._open.pop(transaction, None)
+        if offsets is None:
+            return
+        if not committed:
+            self._aborted.update(offsets)
+        self.hole(1)
+
+    def read(
+        self, start: int, end: int, limit: int, *, committed: bool = False
+    ) -> list[MemoryRecord]:
+        """Return up to ``limit`` records with ``start`` ≤ offset < ``end``; ``committed``: of no other transactions."""
+        if committed:
+            end = min(end, self.stable)
         low = bisect_left(self._offsets, start)
         high = bisect_left(self._offsets, end, lo=low)
-        return self._records[low : min(high, low + limit)]
+        if not committed or not self._aborted:
+            return self._records[low : min(high, low + limit)]
+        found = (r for r in self._records[low:high] if r.offset not in self._aborted)
+        return list(islice(found, limit))
 
     def hole(self, offsets: int) -> None:
         """Use up offsets without records, as transaction markers do."""
@@ -67,15 +95,21 @@ class MemoryPartition:
     def compact(self, until_ms: int, *, tombstones: bool) -> None:
         """Keep the last record of each key among those that are old enough; what is younger stays as it is.
 
+        Nothing behind an open transaction is looked at, and aborted records are removed.
+
         Args:
             until_ms: Records with a later timestamp are not looked at, as within ``min.compaction.lag.ms``.
             tombstones: Remove last records that are null too, as after ``delete.retention.ms``.
         """
+        old = bisect_left(self._offsets, self.stable)
         old = next(
-            (i for i, record in enumerate(self._records) if record.timestamp > until_ms),
-            len(self._records),
+            (i for i, record in enumerate(self._records[:old]) if record.timestamp > until_ms), old
         )
-        last = {record.key: record.offset for record in self._records[:old]}
+        looked_at, rest = self._records[:old], self._records[old:]
+        self._records = [r for r in looked_at if r.offset not in self._aborted]
+        old = len(self._records)
+        last = {record.key: record.offset for record in self._records}
+        self._records += rest
         self._records = [
             record
             for i, record in enumerate(self._records)

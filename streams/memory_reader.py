@@ -12,14 +12,18 @@ from headrace.streams.log import EARLIEST, LATEST, Block, Span
 
 if TYPE_CHECKING:
     from headrace.streams.memory import MemoryLog
+    from headrace.streams.memory_partition import MemoryPartition
 
 
 class MemoryReader:
     """Reads spans from memory; see `headrace.streams.log.Reader`."""
 
-    def __init__(self, log: MemoryLog, spans: Mapping[TP, Span]) -> None:
-        """Keep the spans; entering resolves them."""
+    def __init__(
+        self, log: MemoryLog, spans: Mapping[TP, Span], *, committed: bool = False
+    ) -> None:
+        """Keep the spans; entering resolves them. ``committed`` hides aborted and open transactions."""
         self._log = log
+        self._committed = committed
         self._spans = dict(spans)
         self._next: dict[TP, int] = {}
         self._turn = 0
@@ -29,7 +33,7 @@ class MemoryReader:
         await asyncio.sleep(0)
         for tp, span in self._spans.items():
             store = self._log.existing(tp)
-            special: dict[int | None, int] = {EARLIEST: store.start, LATEST: store.end}
+            special: dict[int | None, int] = {EARLIEST: store.start, LATEST: self._end(store)}
             start = special.get(span.start, span.start)
             self._spans[tp] = Span(start, special.get(span.end, span.end))
             self._next[tp] = max(start, store.start)
@@ -61,11 +65,11 @@ class MemoryReader:
         for tp in tps[start:] + tps[:start]:
             store, end = self._log.existing(tp), self._spans[tp].end
             at = max(self._next[tp], store.start)
-            limit = store.end if end is None else min(end, store.end)
+            limit = self._end(store) if end is None else min(end, self._end(store))
             if max_records <= 0 or at >= limit:
                 continue
-            records = store.read(at, limit, max_records)
-            self._next[tp] = records[-1].offset + 1 if records else limit
+            records = store.read(at, limit, max_records, committed=self._committed)
+            self._next[tp] = records[-1].offset + 1 if len(records) == max_records else limit
             if records:
                 max_records -= len(records)
                 blocks.append(Block(tp, 0, records))
@@ -81,6 +85,12 @@ class MemoryReader:
             if span.end is None:
                 return False
             store, at = self._log.existing(tp), self._next[tp]
-            if at < span.end and (store.end < span.end or store.read(at, span.end, 1)):
+            if at < span.end and (
+                self._end(store) < span.end
+                or store.read(at, span.end, 1, committed=self._committed)
+            ):
                 return False
         return True
+
+    def _end(self, store: MemoryPartition) -> int:
+        return store.stable if self._committed else store.end

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
+from headrace.streams.committer import Adopted
 from headrace.streams.log import Block, Position, Rebalance
 
 if TYPE_CHECKING:
@@ -16,17 +17,11 @@ if TYPE_CHECKING:
     from headrace.streams.memory_group import MemoryGroup
 
 
-class Flushed(Protocol):
+class Stoppable(Adopted, Protocol):
     """What a source needs of its deliveries."""
 
-    async def flush(self) -> None:
-        """Commit everything settled."""
-
     def stop(self) -> None:
-        """Commit nothing more by itself."""
-
-    async def close(self) -> None:
-        """Stop, and wait until that is done."""
+        """Commit nothing more, as if the process were gone."""
 
 
 class MemorySource:
@@ -53,7 +48,7 @@ class MemorySource:
         self._crashed = False
         self._error: BaseException | None = None
         self._turn = 0
-        self._deliveries: list[Flushed] = []
+        self._deliveries: list[Stoppable] = []
         self._former: tuple[int, frozenset[TP]] = (-1, frozenset())
         self._kept: frozenset[TP] = frozenset()
 
@@ -111,6 +106,7 @@ class MemorySource:
             self._evicted = False
             gone = set(self._epochs)
             self._drop_all()
+            self._tell_deliveries(frozenset())
             if gone:
                 self._on.lost(gone)
             self.group.members.append(self)
@@ -130,8 +126,8 @@ class MemorySource:
             at = self._next[tp]
             if not store.start <= at <= store.end:
                 at = store.start
-            records = store.read(at, store.end, max_records)
-            self._next[tp] = records[-1].offset + 1 if records else store.end
+            records = store.read(at, store.end, max_records, committed=True)
+            self._next[tp] = records[-1].offset + 1 if records else max(at, store.stable)
             if records:
                 max_records -= len(records)
                 blocks.append(Block(tp, self._epochs[tp], records))
@@ -167,9 +163,9 @@ class MemorySource:
         return {tp: self.group.committed.get(tp) for tp in tps}
 
     async def end_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
-        """Offset after the last record."""
+        """Last stable offset."""
         await asyncio.sleep(0)
-        return {tp: self._log.existing(tp).end for tp in tps}
+        return {tp: self._log.existing(tp).stable for tp in tps}
 
     async def beginning_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
         """First offset that is kept."""
@@ -186,13 +182,18 @@ class MemorySource:
 
     # What deliveries use.
 
-    def adopt(self, delivery: Flushed) -> None:
+    def adopt(self, delivery: Stoppable) -> None:
         """Flush this delivery when partitions go."""
         self._deliveries.append(delivery)
 
     def owns(self, tp: TP, epoch: int) -> bool:
         """Say whether a partition is ours under this epoch, as far as this member knows."""
         return self._epochs.get(tp) == epoch
+
+    async def is_assignee(self, tp: TP, epoch: int) -> bool:
+        """Ask the group."""
+        await asyncio.sleep(0)
+        return self.owns(tp, epoch) and self.group.owns(self, tp, epoch)
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
         """Commit and return the partitions that were refused: not ours under that epoch (P-8)."""
@@ -230,10 +231,13 @@ class MemorySource:
             self._drop_all()
 
     def take_over(self, tps: Set[TP], epoch: int) -> None:
-        """Own these partitions, paused."""
+        """Own these partitions, paused; there may be none."""
         generation, before = self._former
         is_next = self.group.generation == generation + 1
         self._kept = before & tps if is_next else frozenset()
+        self._tell_deliveries(self._kept)
+        if not tps:
+            return
         for tp in tps:
             committed = self.group.committed.get(tp)
             self._epochs[tp] = epoch
@@ -264,6 +268,10 @@ class MemorySource:
         """Hand out the last ``records`` of a partition again under the same epoch."""
         store = self._log.existing(tp)
         self.seek(tp, max(store.start, self._next[tp] - records))
+
+    def _tell_deliveries(self, kept: Set[TP]) -> None:
+        for delivery in self._deliveries:
+            delivery.assigned(kept)
 
     def _drop_all(self) -> None:
         self._epochs.clear()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.schemas.record import Out
+from headrace.schemas.record import TP, Out
+from headrace.streams.log import EARLIEST, LATEST, Span
 
 PATIENCE_S = 30.0
 
@@ -56,6 +57,19 @@ async def read(source, count, *, max_records=1000):
     return blocks
 
 
+async def values(log, topic, partition=0, *, committed=True):
+    """Read everything that a partition holds up to now, by default what is committed; returns values."""
+    found = []
+    spans = {TP(topic, partition): Span(EARLIEST, LATEST)}
+    async with (
+        log.reader(spans, committed=committed) as reader,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        while not reader.done():
+            found += records_of(await reader.poll(1000, 1.0))
+    return [record.value for record in found]
+
+
 def records_of(blocks):
     return [record for block in blocks for record in block.records]
 
@@ -90,6 +104,9 @@ class Snapshots:
 
     def committed(self, owner, position):
         self.told.append(("committed", owner, position.offset))
+
+    def aborted(self, owner):
+        self.told.append(("aborted", owner))
 
     def names(self):
         return [name for name, *_ in self.told]
