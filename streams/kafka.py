@@ -1,7 +1,7 @@
 """The log on Kafka's protocol by aiokafka: Apache Kafka, and the embedded broker.
 
 This module makes the parts; what each does is in ``kafka_source``, ``kafka_reader``, ``kafka_producer``,
-``kafka_delivery`` and ``kafka_admin``.
+``kafka_delivery``, ``kafka_transaction`` and ``kafka_admin``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,24 @@ from headrace.streams.kafka_producer import KafkaProducer, KafkaPublisher
 from headrace.streams.kafka_properties import translate
 from headrace.streams.kafka_reader import KafkaReader
 from headrace.streams.kafka_source import KafkaSource
-from headrace.streams.log import Cover, Feature, Mode, Rebalance, Source, Span, TopicSpec
+from headrace.streams.kafka_transaction import (
+    KafkaFollowUps,
+    KafkaTransactionalProducer,
+    why_no_transactions,
+)
+from headrace.streams.log import (
+    Cover,
+    Delivery,
+    Feature,
+    Mode,
+    Rebalance,
+    Source,
+    Span,
+    TopicSpec,
+    TransactionalCover,
+)
+from headrace.streams.transaction import TRANSACTION_TIMEOUT_MS
+from headrace.streams.transaction_delivery import MAX_TRANSACTIONS, TransactionalDelivery
 
 logger = logging.getLogger("headrace.streams")
 
@@ -31,6 +48,7 @@ COMMIT_INTERVAL_MS = 500
 REVOKE_GRACE_S = 5.0
 APACHE_KAFKA = frozenset(
     {
+        Feature.TRANSACTIONS,
         Feature.LOG_APPEND_TIME,
         Feature.COMPACTION,
         Feature.DELETE_TOPICS,
@@ -40,6 +58,10 @@ APACHE_KAFKA = frozenset(
 # It accepts the settings of the first two and does not act by them, and drops a commit's metadata, so that what
 # was finished beyond a commit is answered again after a takeover (DELIVERY P-1).
 EMBEDDED = frozenset({Feature.DELETE_TOPICS})
+NO_TRANSACTIONS = (
+    "exactly_once needs transactions, which the embedded broker does not have; use an Apache Kafka 4.0 or newer "
+    "(bootstrap.servers), or at_least_once"
+)
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -59,6 +81,8 @@ class KafkaLog:
         commit_interval_ms: int = COMMIT_INTERVAL_MS,
         revoke_grace_s: float = REVOKE_GRACE_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        max_transactions: int = MAX_TRANSACTIONS,
         file: str = "",
     ) -> None:
         """Translate the properties.
@@ -68,6 +92,8 @@ class KafkaLog:
             commit_interval_ms: What is settled is committed at most this often; 0 is at each settle.
             revoke_grace_s: How long a revocation waits for work in flight.
             connect_timeout_s: How long entering may try to reach a broker.
+            transaction_timeout_ms: How long one transaction may take: then the broker aborts it.
+            max_transactions: How many of a delivery's transactions run side by side.
             file: Where the properties are from, for error sentences.
 
         Raises:
@@ -79,7 +105,11 @@ class KafkaLog:
         self._commit_interval_s = commit_interval_ms / 1000
         self._grace_s = revoke_grace_s
         self._connect_timeout_s = connect_timeout_s
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._max_transactions = max_transactions
+        self._why_no_transactions = ""
         self._producer = KafkaProducer(self._settings)
+        self._follow_ups = KafkaFollowUps(self._settings)
         self._admin = KafkaAdmin(self._settings)
         self._epoch = 0
         self.max_record_bytes = self._producer.max_record_bytes
@@ -94,15 +124,19 @@ class KafkaLog:
         read_any_header_name()
         for warning in self.warnings:
             logger.warning("%s", warning)
-        await self._reach()
+        self._why_no_transactions = why_no_transactions(await self._reach())
+        if self._why_no_transactions:
+            self.features = APACHE_KAFKA - {Feature.TRANSACTIONS}
         await self._admin.start()
         if await self._admin.cluster() == EMBEDDED_CLUSTER:
             self.features = EMBEDDED
+            self._why_no_transactions = NO_TRANSACTIONS
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Send what is queued and close."""
         await self._producer.close()
+        await self._follow_ups.close()
         await self._admin.close()
 
     def source(self, group: str, topics: Set[str], on: Rebalance) -> KafkaSource:
@@ -130,22 +164,33 @@ class KafkaLog:
             ends_by_batch=self.features is EMBEDDED,
         )
 
-    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> KafkaDelivery:
+    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> Delivery:
         """Make the delivery of one of this log's sources.
 
         Raises:
-            ConfigError: Exactly once is asked for, which this release does not have.
+            LogError: Exactly once is asked for, and the broker that was reached on entering cannot do it.
         """
-        if mode is not Mode.AT_LEAST_ONCE:
-            raise ConfigError(
-                "is not available in this release; use at_least_once",
-                field="delivery",
-                value=mode.value,
-            )
         assert isinstance(source, KafkaSource), "a delivery belongs to a source of the same log"
-        return KafkaDelivery(
-            self._producer, source, cover, commit_interval_s=self._commit_interval_s
+        if mode is Mode.AT_LEAST_ONCE:
+            return KafkaDelivery(
+                self._producer, source, cover, commit_interval_s=self._commit_interval_s
+            )
+        if self._why_no_transactions:
+            raise LogError(self._why_no_transactions, retriable=False)
+        assert cover is None or isinstance(cover, TransactionalCover), "it must know of aborts"
+        delivery = TransactionalDelivery(
+            source,
+            cover,
+            make_producer=lambda owner: KafkaTransactionalProducer(
+                self._settings, source.group, owner, timeout_ms=self._transaction_timeout_ms
+            ),
+            check=self._producer.check_size,
+            publish=self._follow_ups.publish,
+            timeout_s=self._transaction_timeout_ms / 1000,
+            max_transactions=self._max_transactions,
         )
+        source.adopt(delivery)
+        return delivery
 
     def publisher(self) -> KafkaPublisher:
         """Make a publisher."""
@@ -171,8 +216,12 @@ class KafkaLog:
         self._epoch += 1
         return self._epoch
 
-    async def _reach(self) -> None:
-        """Connect to the first bootstrap server that lets us in: aiokafka alone would not say why none does."""
+    async def _reach(self) -> Mapping[int, tuple[int, int]]:
+        """Connect to the first bootstrap server that lets us in: aiokafka alone would not say why none does.
+
+        Returns:
+            Key of a request → its first and last version that this broker takes.
+        """
         failures = []
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._connect_timeout_s
@@ -199,8 +248,9 @@ class KafkaLog:
             except (OSError, KafkaError) as exc:
                 failures.append(translated(exc, f"connecting to {server}"))
             else:
+                versions: Mapping[int, tuple[int, int]] = conn._versions  # noqa: SLF001  # aiokafka tells nobody
                 conn.close()
-                return
+                return versions
         raise LogError(
             f"no Kafka broker can be used (bootstrap.servers): {'; '.join(f.detail for f in failures)}",
             retriable=all(failure.retriable for failure in failures),

@@ -1,4 +1,4 @@
-"""Commits and committed offsets by the protocol's own requests.
+"""Commits, committed offsets and membership by the protocol's own requests, and aiokafka's rebalance callbacks.
 
 aiokafka's ``commit`` sends the current generation whoever admitted the work, and its ``committed`` drops the
 metadata (DELIVERY P-1, P-8). So both requests are built here and sent over aiokafka's coordinator connection.
@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from typing import Any
 
+from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import KafkaError
-from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
+from aiokafka.protocol.api import Response
+from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.group import HeartbeatRequest
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
+from headrace.streams.kafka_transaction_offsets import (
+    UNSTABLE_OFFSET_COMMIT,
+    StableOffsetFetchRequest,
+)
 from headrace.streams.log import Position
 
 BACKOFF_S = 0.05
@@ -34,33 +42,73 @@ class CommitRefused(Exception):
     """The coordinator knows another generation or member: nothing was committed."""
 
 
+class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
+    """Hands aiokafka's callbacks to a source; both are quick but for the drain, during which it heartbeats."""
+
+    def __init__(
+        self, revoke: Callable[[], Awaitable[None]], assign: Callable[[Set[TP]], None]
+    ) -> None:
+        """Keep whom to call."""
+        self._revoke = revoke
+        self._assign = assign
+
+    async def on_partitions_revoked(self, revoked: Set[TopicPartition]) -> None:
+        """Give up; aiokafka names what it had, which is what the source has."""
+        del revoked
+        await self._revoke()
+
+    def on_partitions_assigned(self, assigned: Set[TopicPartition]) -> None:
+        """Take over."""
+        self._assign(frozenset(TP(*tp) for tp in assigned))
+
+
 async def fetch_committed(
     coordinator: GroupCoordinator, group: str, tps: Set[TP]
 ) -> dict[TP, Position | None]:
-    """Fetch offset and metadata of each partition; tries again until cancelled while the coordinator moves."""
+    """Fetch offset and metadata of each partition.
+
+    Tries again until cancelled while the coordinator moves, or a transaction is about to change one.
+    """
     if not tps:
         return {}
     topics: dict[str, list[int]] = defaultdict(list)
     for tp in sorted(tps):
         topics[tp.topic].append(tp.partition)
-    request = OffsetFetchRequest(group, list(topics.items()))
+    request = StableOffsetFetchRequest(group, list(topics.items()))
     while True:
         await coordinator.ensure_coordinator_known()
         try:
             response = await coordinator._send_req(request)  # noqa: SLF001  # there is no public way
-            found: dict[TP, Position | None] = dict.fromkeys(tps)
-            _check(coordinator, getattr(response, "error_code", 0))
-            for topic, partitions in response.topics:
-                for partition, offset, metadata, code in partitions:
-                    _check(coordinator, code)
-                    if offset >= 0:
-                        found[TP(topic, partition)] = Position(offset, metadata or "")
+            found = _fetched(coordinator, response)
         except KafkaError as exc:
             if not exc.retriable:
                 raise
-            await asyncio.sleep(BACKOFF_S)
         else:
-            return found
+            if found is not None:
+                return {**dict.fromkeys(tps), **found}
+        await asyncio.sleep(BACKOFF_S)
+
+
+def _fetched(coordinator: GroupCoordinator, response: Response) -> dict[TP, Position] | None:
+    """Read an answer; None where a position is not stable."""
+    found: dict[TP, Position] = {}
+    codes = {getattr(response, "error_code", 0)}
+    for topic, partitions, *_ in response.topics:
+        for partition in partitions:
+            number, offset, metadata, code = _fields(partition)
+            codes.add(code)
+            if offset >= 0:
+                found[TP(topic, number)] = Position(offset, metadata or "")
+    for code in codes - {UNSTABLE_OFFSET_COMMIT}:
+        _check(coordinator, code)
+    return None if UNSTABLE_OFFSET_COMMIT in codes else found
+
+
+def _fields(partition: Sequence[Any]) -> tuple[int, int, str | None, int]:
+    """Return number, offset, metadata and error code, of which the later versions have others between and behind."""
+    number, offset, *rest = partition
+    metadata, code = rest if len(rest) == 2 else rest[1:3]
+    return number, offset, metadata, code
 
 
 async def commit_positions(
@@ -101,6 +149,25 @@ async def commit_positions(
                 raise
             await asyncio.sleep(BACKOFF_S)
     return frozenset()
+
+
+async def is_member(coordinator: GroupCoordinator, group: str, member: tuple[int, str]) -> bool:
+    """Ask whether a generation and member id still count; tries again until cancelled while the coordinator moves."""
+    while True:
+        await coordinator.ensure_coordinator_known()
+        try:
+            response = await coordinator._send_req(HeartbeatRequest(group, *member))  # noqa: SLF001  # there is no public way
+            if response.error_code in NOT_OURS:
+                return False
+            _check(coordinator, response.error_code)
+        except kafka_errors.RebalanceInProgressError:
+            return True  # until it is over
+        except KafkaError as exc:
+            if not exc.retriable:
+                raise
+            await asyncio.sleep(BACKOFF_S)
+        else:
+            return True
 
 
 def _committed(

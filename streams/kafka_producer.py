@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Self, TypeAlias
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IllegalOperation, KafkaError
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import Out
@@ -23,6 +23,7 @@ from headrace.streams.kafka_properties import KafkaSettings
 # A target and aiokafka's batch for it.
 TargetBatch: TypeAlias = tuple[str, int, Any]
 
+KILL_S = 1.0  # how long the requests of a killed producer may take to fail
 METADATA_S = 2.0  # how long a topic that was just created may take to be known
 ROOM_BYTES = 1024  # under this much below the limit, a record's size is computed exactly
 
@@ -34,21 +35,27 @@ class KafkaProducer:
         max_record_bytes: Largest record, keys and headers included (``max.request.size``).
     """
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        """Keep the settings."""
+    def __init__(self, settings: KafkaSettings, **more: object) -> None:
+        """Keep the settings; ``more``: further arguments of aiokafka's producer."""
         self.max_record_bytes = int(str(settings.producer["max_request_size"]))
         self._settings = settings
+        self._more = more
         self._producer: AIOKafkaProducer | None = None
         self._starting = asyncio.Lock()
+        self._is_killed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was not started yet, or is closed."""
+        return self._producer is None
 
     async def start(self) -> None:
         """Connect, once."""
         async with self._starting:
             if self._producer is not None:
                 return
-            producer = AIOKafkaProducer(
-                **self._settings.client, **self._settings.producer, acks="all"
-            )
+            arguments = {**self._settings.client, **self._settings.producer, **self._more}
+            producer = AIOKafkaProducer(**arguments, acks="all")
             never_create(producer.client)
             try:
                 await bounded(
@@ -64,6 +71,9 @@ class KafkaProducer:
         """Send what is queued within the request timeout, and close."""
         producer, self._producer = self._producer, None
         if producer is None:
+            return
+        if self._is_killed:
+            await self._close_killed(producer)
             return
         stopping = asyncio.create_task(producer.stop())
         await asyncio.wait({stopping}, timeout=self._settings.request_timeout_s)
@@ -95,7 +105,7 @@ class KafkaProducer:
         return packed
 
     def _pack(self, records: Sequence[Out], now_ms: int) -> list[Any]:
-        producer = self._running()
+        producer = self.running()
         batch = producer.create_batch()
         batches = [batch]
         append = batch.append
@@ -114,12 +124,15 @@ class KafkaProducer:
 
     async def send(self, batches: Sequence[TargetBatch]) -> list[asyncio.Future[object]]:
         """Queue batches; returns a future of each one's acknowledgement."""
-        producer = self._running()
+        producer = self.running()
         futures: list[asyncio.Future[object]] = []
         for topic, partition, batch in batches:
             try:
                 futures.append(await producer.send_batch(batch, topic, partition=partition))
-            except KafkaError as exc:
+            except (
+                KafkaError,
+                IllegalOperation,
+            ) as exc:  # the latter where its transaction has failed
                 await self._settle(futures)
                 raise translated(exc, f"publishing to {topic}/{partition}") from exc
         return futures
@@ -141,9 +154,9 @@ class KafkaProducer:
 
     async def each(self, outs: Sequence[Out]) -> None:
         """Publish records one by one, in order, so that those of concurrent callers share batches."""
-        producer = self._running()
+        producer = self.running()
         for out in outs:
-            self._check_size(out)
+            self.check_size(out)
             await self._check_target(out.topic, out.partition)
         futures: list[asyncio.Future[object]] = []
         doing = ""
@@ -165,8 +178,8 @@ class KafkaProducer:
                     failure, f"publishing to {out.topic}/{out.partition}"
                 ) from failure
 
-    def _check_size(self, out: Out) -> None:
-        """Check one record, by the exact size only where that could matter."""
+    def check_size(self, out: Out) -> None:
+        """Check one record, by the exact size only where that could matter; `LogError` if it is too large."""
         value = out.value
         if value is None or len(value) > self.max_record_bytes - ROOM_BYTES:
             self.check(out)
@@ -206,7 +219,7 @@ class KafkaProducer:
         return [future.exception() for future in futures]
 
     async def _check_target(self, topic: str, partition: int) -> None:
-        client = self._running().client
+        client = self.running().client
         known: Collection[int] | None = client.cluster.partitions_for_topic(topic)
         if known is not None and partition in known:
             return
@@ -223,8 +236,28 @@ class KafkaProducer:
         what = f"partition {partition} of topic {topic}" if known else f"topic {topic}"
         raise LogError(f"{what} does not exist", retriable=False)
 
-    def _running(self) -> AIOKafkaProducer:
-        assert self._producer is not None, "started first"
+    def kill(self) -> None:
+        """Send nothing more, as if the process were gone; `close` follows."""
+        self._is_killed = True
+        if self._producer is not None:
+            self._producer._sender.sender_task.cancel()  # noqa: SLF001  # stop() would send what is queued
+
+    async def _close_killed(self, producer: AIOKafkaProducer) -> None:
+        """Close without a word to the brokers; what is queued fails nowhere, nobody waits for it."""
+        await producer.client.close()
+        sender = producer._sender.sender_task  # noqa: SLF001  # as in `kill`
+        # It ends when its requests have, which fail with their connections.
+        await asyncio.wait({sender}, timeout=KILL_S)
+        if not sender.done():
+            sender.cancel()
+            await asyncio.wait({sender}, timeout=KILL_S)
+        await producer.client.close()  # a request may have connected again meanwhile
+        producer._closed = True  # noqa: SLF001  # as in `start`
+
+    def running(self) -> AIOKafkaProducer:
+        """Return aiokafka's producer; `LogError` unless it is started and not closed."""
+        if self._producer is None:
+            raise LogError("the producer is closed", retriable=True)
         return self._producer
 
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from typing import Protocol, Self
+from typing import Self
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
+from headrace.streams.committer import Adopted
 from headrace.streams.kafka_client import (
     bounded,
     never_create,
@@ -30,7 +31,13 @@ from headrace.streams.kafka_client import (
     translated,
 )
 from headrace.streams.kafka_fetcher import UNKNOWN, fetch, fetch_again, position, wake
-from headrace.streams.kafka_group import CommitRefused, commit_positions, fetch_committed
+from headrace.streams.kafka_group import (
+    CommitRefused,
+    Listener,
+    commit_positions,
+    fetch_committed,
+    is_member,
+)
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.log import Block, Position, Rebalance
@@ -40,16 +47,6 @@ logger = logging.getLogger("headrace.streams")
 # A member of the fetcher's set of partitions that is never assigned: an empty set would mean all of them.
 NOWHERE = TopicPartition("", -1)
 LOOK_S = 1.0  # how often a member without partitions asks for the topics
-
-
-class Flushed(Protocol):
-    """What a source needs of its deliveries."""
-
-    async def flush(self) -> None:
-        """Commit everything settled."""
-
-    async def close(self) -> None:
-        """Stop committing."""
 
 
 class KafkaSource:
@@ -97,7 +94,7 @@ class KafkaSource:
         self._changed = asyncio.Event()
         self._looked_at = 0.0
         self._error: BaseException | None = None
-        self._deliveries: list[Flushed] = []
+        self._deliveries: list[Adopted] = []
 
     def __repr__(self) -> str:
         """Show group, topics and counts."""
@@ -116,13 +113,15 @@ class KafkaSource:
             **self._settings.group,
             group_id=self.group,
             enable_auto_commit=False,
+            # What an aborted transaction of the hop before left is nobody's request.
+            isolation_level="read_committed",
             # Where retention has removed the committed offset: what is left is still to be answered.
             auto_offset_reset="earliest",
             rebalance_timeout_ms=rebalance_ms,
             partition_assignment_strategy=(own_sticky_assignor(),),
         )
         never_create(self._consumer._client)  # noqa: SLF001  # it has no option for it
-        self._consumer.subscribe(sorted(self._topics), listener=_Listener(self))
+        self._consumer.subscribe(sorted(self._topics), listener=Listener(self.revoke, self.assign))
         try:
             # Others may take their whole grace before the group is complete.
             join_s = rebalance_ms / 1000 + self._settings.request_timeout_s
@@ -269,7 +268,7 @@ class KafkaSource:
 
     # What deliveries use.
 
-    def adopt(self, delivery: Flushed) -> None:
+    def adopt(self, delivery: Adopted) -> None:
         """Flush this delivery when partitions go."""
         self._deliveries.append(delivery)
 
@@ -279,6 +278,17 @@ class KafkaSource:
         A heartbeat may have told that we are out of the group before we are told to give up what we had.
         """
         return self._epochs.get(tp) == epoch and self._is_admitted()
+
+    async def is_assignee(self, tp: TP, epoch: int) -> bool:
+        """Ask the coordinator whether a partition is ours under this epoch; `LogError` if it cannot be reached."""
+        if not self.owns(tp, epoch):
+            return False
+        answer = await bounded(
+            is_member(self._running()._coordinator, self.group, self._member),  # noqa: SLF001  # see `kafka_group`
+            self._settings.request_timeout_s,
+            f"asking for the membership in group {self.group}",
+        )
+        return answer and self.owns(tp, epoch)
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
         """Commit in one request and return the partitions that were refused: not ours under that epoch (P-8).
@@ -316,6 +326,7 @@ class KafkaSource:
         try:
             if self._running()._coordinator.generation < 0:  # noqa: SLF001  # see the module's docstring
                 self._drop()
+                self._tell_deliveries(frozenset())
                 self._on.lost(gone)
                 return
             if self._is_admitted():
@@ -346,6 +357,7 @@ class KafkaSource:
         epoch = self._next_epoch()
         self._epochs = dict.fromkeys(tps, epoch)
         self._keys = {tp: tp for tp in tps}
+        self._tell_deliveries(self._kept)
         try:
             if tps:
                 consumer.pause(*[TopicPartition(*tp) for tp in tps])
@@ -353,6 +365,10 @@ class KafkaSource:
         except Exception as exc:  # noqa: BLE001  # as in `revoke`
             self._error = exc
         self._changed.set()
+
+    def _tell_deliveries(self, kept: Set[TP]) -> None:
+        for delivery in self._deliveries:
+            delivery.assigned(kept)
 
     def _is_admitted(self) -> bool:
         """Whether generation and member id are those of the assignment (P-8)."""
@@ -371,19 +387,3 @@ class KafkaSource:
         if self._consumer._closed:  # noqa: SLF001  # a closed fetcher would wait without an error
             raise LogError(f"the source of group {self.group} is closed", retriable=False)
         return self._consumer
-
-
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
-    """Hands aiokafka's callbacks to the source; both are quick but for the drain, during which it heartbeats."""
-
-    def __init__(self, source: KafkaSource) -> None:
-        self._source = source
-
-    async def on_partitions_revoked(self, revoked: Set[TopicPartition]) -> None:
-        """Give up; aiokafka names what it had, which is what the source has."""
-        del revoked
-        await self._source.revoke()
-
-    def on_partitions_assigned(self, assigned: Set[TopicPartition]) -> None:
-        """Take over."""
-        self._source.assign(frozenset(TP(*tp) for tp in assigned))

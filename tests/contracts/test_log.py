@@ -721,8 +721,9 @@ class TestDelivery:
                 assert await end.end_offsets({TP(target, 0)}) == {TP(target, 0): 1}
 
     async def test_exactly_once_is_refused_where_there_are_no_transactions(self, log, topic):
-        """A sentence at start, not a surprise later."""
+        """P-9: a sentence at start, not a surprise later."""
         if Feature.TRANSACTIONS in log.features:
             pytest.skip("this log has transactions")
-        with pytest.raises(ConfigError, match="exactly_once"):
+        with pytest.raises(LogError, match=r"exactly_once needs.*4\.0.*at_least_once") as refused:
             log.delivery(log.source("g", {topic}, Worker()), Mode.EXACTLY_ONCE)
+        assert not refused.value.retriable
