@@ -233,12 +233,14 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
     for header in headers:
         name, raw = header
         try:
-            # The three usual ones stand here, so that they cost no call.
+            # The usual ones stand first, so that they cost no call.
             if name == CONTENT_TYPE and raw in _MEDIA_TYPES:
                 entry.content_type = _MEDIA_TYPES[raw]
             elif name == ID:
                 text = raw.decode()
                 entry.id = text if len(raw) <= MAX_ID_BYTES else checked_id(text)
+            elif name == SEQUENCE_ID:
+                has_sequence, sequence_id = True, raw
             elif name in _ECHOED:
                 if name in _CORRELATION_IDS:
                     entry.correlation_id = _opaque(name, raw)
@@ -247,8 +249,6 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
                 reader(entry, raw)
             elif name.startswith(OPAQUE_PREFIX):
                 correlation.append((name, _opaque(name, raw)))
-            elif name == SEQUENCE_ID:
-                has_sequence, sequence_id = True, raw
             elif name == SEQUENCE_ID_TYPE:
                 has_sequence, sequence_type = True, raw
         except InferError as exc:

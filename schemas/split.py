@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import TypeAlias
 
+import numpy as np
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import WrongOutput
 from headrace.schemas.sequence import SequenceState
@@ -55,7 +56,7 @@ def split_output(batch: Batch, spec: TensorSpec, array: Array) -> list[tuple[Sha
     item = spec.wire_shape(array.shape[1:])
     if spec.datatype is Datatype.BYTES:
         return _split_strings(batch, array, item)
-    return _split_fixed(batch, raw_bytes(array, spec.datatype), item)
+    return _split_fixed(batch, array, spec.datatype, item)
 
 
 def _split_strings(batch: Batch, array: Array, item: Shape) -> list[tuple[Shape, bytes]]:
@@ -68,16 +69,15 @@ def _split_strings(batch: Batch, array: Array, item: Shape) -> list[tuple[Shape,
     return found
 
 
-def _split_fixed(batch: Batch, raw: bytes, item: Shape) -> list[tuple[Shape, bytes]]:
+def _split_fixed(
+    batch: Batch, array: Array, datatype: Datatype, item: Shape
+) -> list[tuple[Shape, bytes]]:
     """Split a column whose rows are equally long; entries of one row share their shape's tuple."""
-    step = len(raw) // batch.rows
     single = (1, *item)
     if batch.rows == len(batch.entries):
-        return (
-            [(single, raw[at : at + step]) for at in range(0, len(raw), step)]
-            if step
-            else [(single, b"")] * batch.rows
-        )
+        return list(zip(repeat(single), _copies(array, datatype, batch.rows)))
+    raw = raw_bytes(array, datatype)
+    step = len(raw) // batch.rows
     found: list[tuple[Shape, bytes]] = []
     row = 0
     for entry in batch.entries:
@@ -226,11 +226,20 @@ def _split_state(
     shape = spec.dims if spec.fixed else array.shape[1:]
     if spec.datatype is Datatype.BYTES:
         return shape, [raw_bytes(array[row : row + 1], Datatype.BYTES) for row in range(rows)]
-    raw = raw_bytes(array, spec.datatype)
-    step = len(raw) // rows
-    if not step:
-        return shape, [b""] * rows
-    return shape, [raw[at : at + step] for at in range(0, len(raw), step)]
+    return shape, _copies(array, spec.datatype, rows)
+
+
+def _copies(array: Array, datatype: Datatype, rows: int) -> list[bytes]:
+    """Copy each row's raw bytes, all of one length."""
+    if datatype is Datatype.BF16:
+        array = np.frombuffer(raw_bytes(array, datatype), np.uint16)
+    size = array.nbytes // rows
+    if not size:
+        return [b""] * rows
+    # An item of that size is one bytes object for numpy: no copy of the whole column comes before.
+    items = np.ascontiguousarray(array).reshape(rows, -1).view(f"V{size}")
+    found: list[bytes] = items.ravel().tolist()
+    return found
 
 
 def _check_datatype(batch: Batch, spec: TensorSpec, array: Array, word: str = "output") -> None:
