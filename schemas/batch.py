@@ -122,6 +122,25 @@ class Entry:
         return f"Entry({self.tp.topic}/{self.tp.partition}@{self.record.offset}, rows={self.rows})"
 
 
+def _share_names() -> None:
+    """Give the first entry every attribute that the path of a request sets.
+
+    CPython lets the instances of a class share one table of names, which is as long as the first of them made it. An
+    attribute beyond it gives its entry a dict of its own: half a microsecond and a few hundred bytes per record.
+    """
+    first = Entry()
+    for name in (
+        *("tp", "epoch", "record", "content_type", "id", "correlation", "rows", "data", "shapes"),
+        *("admitted_ns", "sequence_id", "sequence_start", "sequence_end", "sequence", "version"),
+        *("next", "state_out", "after", "error", "model_version", "priority", "timeout_us"),
+        *("reply_topic", "reply_partition", "correlation_id", "deadline_ms", "expires_ns"),
+    ):
+        setattr(first, name, None)
+
+
+_share_names()
+
+
 @dataclass(slots=True)
 class Responses:
     """One response for some members of a batch, as columns.
