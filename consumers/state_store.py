@@ -228,7 +228,8 @@ class StateStore(Generic[S]):
             for key, state in staged.items():
                 if key not in part.raced and (self._is_full(part, key) or key in again):
                     outs.append(self._snapshot(tp, part, key, state))
-                    part.unsaved.pop(key, None)
+                    if part.unsaved:
+                        part.unsaved.pop(key, None)
         part.emitted += outs
         return (outs, ()) if self._record_answers else ((), outs)
 
@@ -247,9 +248,11 @@ class StateStore(Generic[S]):
             for out in emitted
             if (out.state_key not in settling if out.state is None else out.state_key not in raced)
         ]
+        dirty = part.dirty
         for out in saved:
             if out.state is not None:
-                part.dirty.pop(out.state_key, None)
+                if dirty:
+                    dirty.pop(out.state_key, None)
                 if settling.get(out.state_key) is out.state:
                     del settling[out.state_key]
         self.counts.unrecorded += sum(
@@ -276,6 +279,7 @@ class StateStore(Generic[S]):
         if part is None:
             return
         now_ms = self._wall_ms()
+        snapshots = size = markers = 0
         forgotten: list[bytes] = []
         for out in outs:
             if not isinstance(out, StateOut):
@@ -291,10 +295,13 @@ class StateStore(Generic[S]):
                     self.counts.early += now_ms - written_ms < self._ended_ttl_ms
                     forgotten.append(out.state_key)
             elif out.nonce == part.nonce:
-                self.counts.snapshots += 1
-                self.counts.snapshot_bytes += len(out.value or b"")
-                self.counts.markers += out.state.flag is not Flag.LIVE
+                snapshots += 1
+                size += len(out.value or b"")
+                markers += out.state.flag is not Flag.LIVE
                 part.wrote(out.state_key, out.state, now_ms)
+        self.counts.snapshots += snapshots
+        self.counts.snapshot_bytes += size
+        self.counts.markers += markers
         if forgotten:
             self._on_forgotten(owner, forgotten)
 
@@ -358,7 +365,7 @@ class StateStore(Generic[S]):
 
     def _snapshot(self, tp: TP, part: StoredPartition[S], key: bytes, state: S) -> StateOut[S]:
         """Make a snapshot of a state whose answers are acknowledged."""
-        value = pack_snapshot(self._codec, state, part.answers.get(key))
+        value = pack_snapshot(self._codec, state, part.answers.get(key) if part.answers else None)
         if 0 < self._max_bytes < len(value):
             # A step came behind all that were taken over, so they are out again; a marker has room for them.
             value = pack_snapshot(self._codec, state)
@@ -377,8 +384,14 @@ class StateStore(Generic[S]):
     def _state_out(
         self, tp: TP, key: bytes, nonce: bytes, value: bytes | None, state: S | None
     ) -> StateOut[S]:
-        record_key = state_key(self._kind, key, nonce)
-        return StateOut(Out(self._topic, tp.partition, record_key, value), key, nonce, state)
+        return StateOut(
+            (self._topic, tp.partition),
+            state_key(self._kind, key, nonce),
+            value,
+            state_key=key,
+            nonce=nonce,
+            state=state,
+        )
 
     def _tombstone(self, tp: TP, key: bytes, nonce: bytes) -> StateOut[S]:
         return self._state_out(tp, key, nonce, None, None)

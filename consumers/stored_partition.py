@@ -26,9 +26,21 @@ class StateOut(Out, Generic[S]):
 
     __slots__ = ("nonce", "state", "state_key")
 
-    def __init__(self, out: Out, state_key: bytes, nonce: bytes, state: S | None) -> None:
-        """Keep the parts."""
-        super().__init__(out.topic, out.partition, out.key, out.value)
+    def __init__(
+        self,
+        target: tuple[str, int],
+        key: bytes,
+        value: bytes | None,
+        *,
+        state_key: bytes,
+        nonce: bytes,
+        state: S | None,
+    ) -> None:
+        """Keep the parts; ``target`` is topic and partition."""
+        self.topic, self.partition = target
+        self.key = key
+        self.value = value
+        self.headers = ()
         self.state_key = state_key
         self.nonce = nonce
         self.state = state
@@ -143,15 +155,15 @@ class StoredPartition(Generic[S]):
 
     def wrote(self, key: bytes, state: S, now_ms: int) -> None:
         """Take note of an acknowledged snapshot."""
-        if self.frozen.get(key) is state:
+        if self.frozen and self.frozen.get(key) is state:
             del self.frozen[key]
-        if key in self.foreign:
+        if self.foreign and key in self.foreign:
             self.superseded[key] = None
-        if state.flag is Flag.LIVE:
+        if state.flag is not Flag.LIVE:
+            self.mark(key, state.offset, now_ms)
+        elif self.waiting or self.passed:
             self.waiting.pop(key, None)
             self.passed.pop(key, None)
-        else:
-            self.mark(key, state.offset, now_ms)
 
     def mark(self, key: bytes, offset: int, written_ms: int) -> None:
         """Keep a marker that is in the topic until its tombstone is."""

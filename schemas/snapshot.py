@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.schemas.model_config import StateConfig
@@ -33,7 +34,8 @@ VERSION = 1
 
 _Fields: TypeAlias = tuple[bytes, int, int, int, int, int, int, int]
 _HEAD = struct.Struct("<4sBBHQqqI")
-_CHECKED = _HEAD.size - 4
+_FIELDS = struct.Struct("<4sBBHQqq")
+_CHECKED = _FIELDS.size
 _SECTION = struct.Struct("<BI")
 _CHECK = struct.Struct("<I")
 _STATE, _ANSWERS = 1, 2
@@ -147,8 +149,8 @@ class StateCodec(Protocol[S]):
     def check_key(self, key: bytes) -> None:
         """Raise `ValueError` where nothing that is stored can have this key."""
 
-    def encode(self, state: S) -> bytes:
-        """Return what the head does not say."""
+    def encode(self, state: S) -> Sequence[bytes]:
+        """Return what the head does not say, in pieces: large ones are joined only once."""
 
     def decode(self, head: Head, content: memoryview) -> S:
         """Return the state; `ValueError` or `struct.error` where the content makes no sense. More may follow it."""
@@ -194,15 +196,19 @@ def pack_snapshot(
         state: What is stored.
         answers: Input offset → the answer that was recorded before it was published (P-16).
     """
-    fields = (MAGIC, VERSION, state.flag, 0, codec.digest, state.offset, state.timestamp_ms)
-    check = zlib.crc32(_HEAD.pack(*fields, 0)[:_CHECKED])
-    content = codec.encode(state)
-    parts = [_SECTION.pack(_STATE, len(content)), content]
+    head = _FIELDS.pack(
+        MAGIC, VERSION, state.flag, 0, codec.digest, state.offset, state.timestamp_ms
+    )
+    first, *rest = codec.encode(state)
+    size = len(first) + sum(map(len, rest))
+    parts = [_SECTION.pack(_STATE, size) + first, *rest]
     if answers:
         recorded = _pack_answers(answers)
         parts += [_SECTION.pack(_ANSWERS, len(recorded)), recorded]
-    sections = b"".join(parts)
-    return b"".join((_HEAD.pack(*fields, check), sections, _CHECK.pack(zlib.crc32(sections))))
+    check = 0
+    for part in parts:
+        check = zlib.crc32(part, check)
+    return b"".join((head, _CHECK.pack(zlib.crc32(head)), *parts, _CHECK.pack(check)))
 
 
 def read_head(value: bytes) -> Head:
@@ -279,21 +285,25 @@ class SequenceCodec:
         """Prepare for a model's declared states."""
         self.digest = layout_digest(states)
         self._shapes: tuple[Shape, ...] = ()
+        self._heads: tuple[tuple[Shape, ...], tuple[int, ...], list[bytes]] = ((), (), [])
 
     def check_key(self, key: bytes) -> None:
         """Raise `ValueError` where it is no sequence's."""
         sequence_id_of(key)
 
-    def encode(self, state: SequenceState) -> bytes:
+    def encode(self, state: SequenceState) -> list[bytes]:
         """Return version, steps and tensors."""
-        parts = [_STEPS.pack(state.version, state.steps, len(state.tensors))]
-        for tensor, shape in zip(state.tensors, state.shapes, strict=True):
-            parts += (
-                _TENSOR.pack(len(shape), len(tensor)),
-                struct.pack(f"<{len(shape)}q", *shape),
-            )
-            parts.append(tensor)
-        return b"".join(parts)
+        tensors, shapes = state.tensors, state.shapes
+        steps = _STEPS.pack(state.version, state.steps, len(tensors))
+        if not tensors:
+            return [steps]
+        known, sizes, heads = self._heads
+        if known is not shapes or sizes != tuple(map(len, tensors)):
+            heads = [_tensor_head(*found) for found in zip(tensors, shapes, strict=True)]
+            self._heads = shapes, tuple(map(len, tensors)), heads
+        if len(tensors) == 1:
+            return [steps + heads[0], tensors[0]]
+        return [steps, *chain.from_iterable(zip(heads, tensors, strict=True))]
 
     def decode(self, head: Head, content: memoryview) -> SequenceState:
         """Return the state; the data is copied, so that it does not pin the record."""
@@ -316,6 +326,10 @@ class SequenceCodec:
     def lost(self, offset: int, timestamp_ms: int) -> SequenceState:
         """Return a marker that says so."""
         return SequenceState(offset, Flag.LOST, timestamp_ms, 0, 0)
+
+
+def _tensor_head(tensor: bytes, shape: Shape) -> bytes:
+    return _TENSOR.pack(len(shape), len(tensor)) + struct.pack(f"<{len(shape)}q", *shape)
 
 
 class _Reader:

@@ -33,7 +33,7 @@ class Counting(SequenceCodec):
         super().__init__(())
         self.encoded = 0
 
-    def encode(self, state: SequenceState) -> bytes:
+    def encode(self, state: SequenceState) -> list[bytes]:
         self.encoded += 1
         return super().encode(state)
 
@@ -523,8 +523,8 @@ class JoinCodec:
         assert topic
         assert int(partition) <= int(offset)
 
-    def encode(self, state: Join) -> bytes:
-        return state.fragments
+    def encode(self, state: Join) -> list[bytes]:
+        return [state.fragments]
 
     def decode(self, head, content: memoryview) -> Join:
         return Join(head.offset, Flag(head.flag), head.timestamp_ms, bytes(content))
