@@ -176,12 +176,26 @@ class Intake:
         ready = [
             part
             for part in self._partitions.values()
-            if part.paused and part.active and not part.held and part.ledger.may_admit()
+            if part.paused and part.active and not self._must_pause(part)
         ]
         for part in ready:
             part.paused = False
         if ready:
             source.resume({part.tp for part in ready})
+
+    def _must_pause(self, part: Partition) -> bool:
+        """Whether no more of a partition is to be read for now, though the queue may have room.
+
+        A batch takes one step of each sequence: one partition that fills the queue alone leaves the sequences of all
+        others out of every batch.
+        """
+        if part.held or not part.ledger.may_admit():
+            return True
+        if not self._sequences:
+            return False
+        settings = self._settings
+        share = settings.max_queued_records // len(self._partitions)
+        return part.in_flight >= max(share, 2 * settings.max_poll_records)
 
     async def _admit(self, source: Source, part: Partition, block: Block) -> None:
         if not self._is_ours(part) or part.source_epoch != block.epoch:
@@ -210,7 +224,7 @@ class Intake:
             self._offer_steps(part, decoded)
         else:
             self._offer_requests(part, decoded)
-        if part.held or not part.ledger.may_admit():
+        if self._must_pause(part):
             self._pause(source, (part,))
 
     def _offer_requests(self, part: Partition, decoded: Decoded) -> None:

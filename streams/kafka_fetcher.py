@@ -24,6 +24,9 @@ async def fetch(
 ) -> Mapping[TP, Sequence[Record]]:
     """Hand out at most ``max_records`` of what is fetched; waits up to ``timeout_s`` for the first.
 
+    Partitions take turns: a poll begins with those that the ones before left out. Else one with much fetched ahead
+    would fill the queue alone, and sequences of the others would be missing in every batch.
+
     Args:
         consumer: Started.
         tps: From which partitions; read again while it waits.
@@ -31,14 +34,19 @@ async def fetch(
         timeout_s: Seconds.
     """
     timeout_s = max(timeout_s, 0.0)
+    fetcher = consumer._fetcher  # noqa: SLF001  # see the module's docstring
     try:
         async with asyncio.timeout(timeout_s + SLACK_S):
-            found: Mapping[TP, Sequence[Record]] = await consumer._fetcher.fetched_records(  # noqa: SLF001  # see the module's docstring
+            found: Mapping[TP, Sequence[Record]] = await fetcher.fetched_records(
                 tps, timeout_s, max_records
             )
-            return found
     except TimeoutError:
         return {}
+    fetched = fetcher._records  # noqa: SLF001  # it is looked through in its order
+    for tp in found:
+        if tp in fetched:
+            fetched[tp] = fetched.pop(tp)
+    return found
 
 
 def wake(consumer: AIOKafkaConsumer) -> None:
