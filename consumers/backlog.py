@@ -128,6 +128,13 @@ class Backlog:
             self._partitions.move_to_end(tp)
         return lane
 
+    def pop_older(self, than_ns: int) -> LiveSequence | None:
+        """Take out the lane whose turn it is if its request was admitted before a time; there is one."""
+        part = next(iter(self._partitions.values()))
+        head = next(iter(part.lanes)).head
+        assert head is not None
+        return self.pop() if head.admitted_ns < than_ns else None
+
     def remove(self, lane: LiveSequence) -> None:
         """Take a lane out, wherever it stands; its queue is as long as it was."""
         part = self._partitions[lane.tp]

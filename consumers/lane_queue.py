@@ -121,11 +121,17 @@ class LaneQueue(ABC):
         for entry in entries:
             entry.admitted_ns = now_ns
             lane: LiveSequence = entry.sequence
-            is_first = lane.head is None
-            lane.push(entry)
+            tail = lane.tail
+            # Once per step: without the call of `LiveSequence.push`.
+            if tail is None:
+                lane.head = entry
+            else:
+                tail.next = entry
+            lane.tail = entry
+            lane.waiting += 1
             if entry.timeout_us or entry.expires_ns or entry.correlation_id:
                 self._note(lane, entry)
-            if not is_first:
+            if tail is not None:
                 if lane.slot == NO_SLOT and lane in self._backlog:
                     self._backlog.grow(lane)
             elif lane.running is None:
@@ -176,20 +182,15 @@ class LaneQueue(ABC):
 
     def _give_way(self, lane: LiveSequence, head: Entry) -> None:
         """Park a lane that could go on if a backlogged one, whose turn it is, has a request that waits for longer."""
-        waiting = self._backlog.next()
-        assert waiting.head is not None
-        if waiting.head.admitted_ns < head.admitted_ns and not self._pass_on(lane):
-            self._holders.park(lane)
-            self._fill()
-
-    def _pass_on(self, lane: LiveSequence) -> bool:
-        """Park a lane and let the one whose turn it is have its slot; False if nobody gets that any more (SQ-21)."""
         if self._holders.is_leaving(lane):
-            return False
-        waiting = self._backlog.pop()
-        self._holders.hand_over(lane, waiting)
-        self._make_ready(waiting)
-        return True
+            first = self._backlog.next().head
+            assert first is not None
+            if first.admitted_ns < head.admitted_ns:
+                self._holders.park(lane)
+                self._fill()
+        elif (waiting := self._backlog.pop_older(head.admitted_ns)) is not None:
+            self._holders.hand_over(lane, waiting)
+            self._make_ready(waiting)
 
     def _rest(self, lane: LiveSequence) -> None:
         """Take note that a lane has become idle."""
@@ -198,7 +199,11 @@ class LaneQueue(ABC):
             return
         if lane.slot != NO_SLOT:
             waits = self._backlog.size
-            if not (waits and self._parks and lane.is_open and self._pass_on(lane)):
+            if waits and self._parks and lane.is_open and not self._holders.is_leaving(lane):
+                waiting = self._backlog.pop()
+                self._holders.hand_over(lane, waiting)
+                self._make_ready(waiting)
+            else:
                 self._holders.rest(lane)
                 if waits:
                     self._fill()  # before another lane of this batch passes its slot on for nothing

@@ -37,6 +37,7 @@ class LiveSequence:
 
     Attributes:
         key: Type-tagged id.
+        text: The id as records carry it in their key.
         sequence_id: The id as clients give it.
         tp: Input partition.
         epoch: Our epoch of the partition's assignment.
@@ -67,6 +68,7 @@ class LiveSequence:
         "slot",
         "state",
         "tail",
+        "text",
         "timestamp_ms",
         "tp",
         "version",
@@ -84,6 +86,7 @@ class LiveSequence:
     ) -> None:
         """Start with nothing queued, open if the state says so."""
         self.key = key
+        self.text = key[2:]
         self.sequence_id = sequence_id
         self.tp = tp
         self.epoch = epoch
@@ -91,7 +94,7 @@ class LiveSequence:
         self.home = version
         self.state = state
         self.is_open = state is not None and state.flag is Flag.LIVE
-        self.closed_as = Flag.ENDED if state is None else state.flag
+        self.closed_as = Flag.ENDED if self.is_open or state is None else state.flag
         self.timestamp_ms = 0 if state is None else state.timestamp_ms
         self.head: Entry | None = None
         self.tail: Entry | None = None
@@ -152,7 +155,15 @@ class LiveSequence:
         Args:
             initial: The model's initial state.
         """
-        self.running = entry = self.pop()
+        # Once per step: without the call of `pop`.
+        entry = self.head
+        assert entry is not None, "nothing is queued"
+        self.running, self.head = entry, entry.next
+        if entry.next is None:
+            self.tail = None
+        else:
+            entry.next = None
+        self.waiting -= 1
         before = self.state
         return initial if before is None or entry.sequence_start else before
 
@@ -214,6 +225,13 @@ class LiveSequence:
         else:
             self.state = entry.after = before.marked(flag, offset)
 
+    def lose(self) -> None:
+        """End the sequence: what the model remembered of it is gone. Nothing of it runs."""
+        assert self.running is None, "a step that runs still counts"
+        self.is_open, self.closed_as = False, Flag.LOST
+        if self.state is not None and self.state.flag is Flag.LIVE:
+            self.state = self.state.marked(Flag.LOST, self.state.offset)
+
     def rewind(self) -> None:
         """Forget what was admitted and is not queued any more: the records will be read again (P-7)."""
         assert self.head is None, "queued entries still count"
@@ -224,7 +242,8 @@ class LiveSequence:
         elif state is None:
             self.is_open, self.closed_as = False, Flag.ENDED
         else:
-            self.is_open, self.closed_as = state.flag is Flag.LIVE, state.flag
+            self.is_open = state.flag is Flag.LIVE
+            self.closed_as = Flag.ENDED if self.is_open else state.flag
             self.timestamp_ms, self.version = state.timestamp_ms, state.version
 
     def expire(self) -> SequenceState | None:

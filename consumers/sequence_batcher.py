@@ -6,7 +6,7 @@ What they decide about a sequence is in `headrace.consumers.lane_queue`, with th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 
 from headrace.consumers.backlog import BacklogBounds
@@ -130,6 +130,7 @@ class SequenceBatcher(LaneQueue):
     def done(self, batch: Batch, now_ns: int) -> None:
         """Take note that a batch was executed, or given up: each lane stands where its step left it (SQ-13)."""
         self._sweep(now_ns)
+        version, backlog = self.version, self._backlog
         for entry, before in zip(batch.entries, batch.states, strict=True):
             if entry is None:
                 continue
@@ -139,10 +140,12 @@ class SequenceBatcher(LaneQueue):
             head = lane.head
             if head is None:
                 self._rest(lane)
-            elif head.error is None:
+            elif head.error is not None:
+                self._advance(lane)
+            elif entry.sequence_end or backlog.size or head.version != version:
                 self._proceed(lane)
             else:
-                self._advance(lane)
+                self._make_ready(lane)  # it keeps its slot, for nobody waits
         if self._backlog.size:
             self._fill()
 
@@ -151,6 +154,43 @@ class SequenceBatcher(LaneQueue):
         if lane.is_idle:
             self._holders.release(lane)
             self._fill()
+
+    def limit(self, rows: int) -> None:
+        """Do nothing: a row is a sequence's own place, and what is too large runs in pieces."""
+
+    def lose(
+        self, instance: int, batch: Batch, make: Callable[[Entry], InferError], now_ns: int
+    ) -> Sequence[Refusal]:
+        """End all sequences of an instance that is gone with its memory of them, and with a batch.
+
+        What comes of them later finds that they are lost, until the next START.
+
+        Returns:
+            The batch's requests, in its order, then those that were queued behind them.
+        """
+        self._sweep(now_ns)
+        refused: list[Refusal] = []
+        lanes = self._holders.on(instance)
+        ran: dict[LiveSequence, None] = {}
+        for entry in batch.entries:
+            if entry is None:
+                continue
+            lane: LiveSequence = entry.sequence
+            ran[lane] = None  # also one whose partition is not ours any more
+            lane.running = None
+            entry.error = make(entry)
+            lane.refuse(entry)
+            refused.append(Refusal(entry, entry.error))
+        for lane in dict.fromkeys([*ran, *lanes]):
+            lane.lose()
+            if lane.head is None:
+                self._rest(lane)
+            elif lane in ran:
+                lane.doom(make)
+                self._advance(lane)
+            else:
+                self._doom(lane, make)
+        return [*refused, *self._fetch()]
 
     def cancel(self, ids: Set[bytes]) -> Sequence[Refusal]:
         """End the sequences of the queued entries with these correlation ids, with all that is queued of them (SQ-16).

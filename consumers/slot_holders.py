@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Set
 
 from headrace.consumers.live_sequence import NO_SLOT, LiveSequence
-from headrace.consumers.slots import Slots
+from headrace.consumers.slots import Slots, instance_of
 from headrace.schemas.record import TP
 
 
@@ -71,7 +71,7 @@ class SlotHolders:
         if not lane.is_open:
             self.free(lane)
         elif self._parks:
-            if self._slots.is_leaving(lane.slot):
+            if self.is_leaving(lane):
                 self.free(lane)
                 self.parked += 1
             else:
@@ -84,7 +84,7 @@ class SlotHolders:
 
     def is_leaving(self, lane: LiveSequence) -> bool:
         """Whether a lane's slot is given to nobody any more: its instance was removed (SQ-21)."""
-        return self._slots.is_leaving(lane.slot)
+        return self._slots.has_shrunk and self._slots.is_leaving(lane.slot)
 
     def hand_over(self, lane: LiveSequence, to: LiveSequence) -> None:
         """Park a lane and give its slot to one without."""
@@ -112,6 +112,10 @@ class SlotHolders:
     def of(self, tp: TP) -> list[LiveSequence]:
         """Return the lanes of a partition."""
         return [lane for lane in self._lanes.values() if lane.tp == tp]
+
+    def on(self, instance: int) -> list[LiveSequence]:
+        """Return the lanes of an instance."""
+        return [lane for slot, lane in self._lanes.items() if instance_of(slot) == instance]
 
     def drop(self, tp: TP) -> Iterable[LiveSequence]:
         """Forget the lanes of a partition, which still have their slots then; returns them."""

@@ -33,6 +33,7 @@ class Slots:
 
     Attributes:
         is_exhausted: The last `take` found none, and none came free since.
+        has_shrunk: An instance was removed at some time.
     """
 
     def __init__(self, rows: int, instances: Iterable[int]) -> None:
@@ -44,7 +45,7 @@ class Slots:
         """
         self._rows = rows
         self._instances = frozenset(instances)
-        self._has_shrunk = False
+        self.has_shrunk = False
         self.is_exhausted = False
         self._free: list[int] = []
         self._opened = 0  # rows whose slots are taken or in the heap
@@ -81,13 +82,13 @@ class Slots:
 
     def is_leaving(self, slot: int) -> bool:
         """Whether the slot's instance was removed."""
-        return self._has_shrunk and slot & INSTANCE_MASK not in self._instances
+        return self.has_shrunk and slot & INSTANCE_MASK not in self._instances
 
     def resize(self, instances: Set[int]) -> None:
         """Set which instances exist: new ones' slots are free, removed ones' are never given again (SQ-21)."""
         added = instances - self._instances
         self.is_exhausted = False
-        self._has_shrunk = self._has_shrunk or bool(self._instances - instances)
+        self.has_shrunk = self.has_shrunk or bool(self._instances - instances)
         kept = [slot for slot in self._free if slot & INSTANCE_MASK in instances]
         for number in added:
             opened = [row << INSTANCE_BITS | number for row in range(self._opened)]

@@ -147,7 +147,7 @@ class Model:
 
     def lane(self, sequence_id: SequenceId, partition: int = 0) -> LiveSequence:
         """A live sequence."""
-        return self.sequences._tables[TPS[partition]].lanes[sequence_key(sequence_id)]
+        return self.sequences._tables[TPS[partition]].lanes[sequence_id]
 
     # --- what comes ---
 
