@@ -21,6 +21,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
+from headrace.streams.kafka_rights import NOBODY, Needs
 
 T = TypeVar("T")
 
@@ -31,22 +32,22 @@ EMBEDDED_CLUSTER = (
 FATAL = (
     kafka_errors.AuthenticationFailedError,
     kafka_errors.SaslAuthenticationFailed,
-    kafka_errors.TopicAuthorizationFailedError,
-    kafka_errors.GroupAuthorizationFailedError,
-    kafka_errors.ClusterAuthorizationFailedError,
     kafka_errors.UnsupportedSaslMechanismError,
 )
 
 
-def translated(exc: BaseException, doing: str) -> LogError:
+def translated(exc: BaseException, doing: str, needs: Needs = NOBODY) -> LogError:
     """Make one sentence of a client's exception.
 
     Args:
         exc: What aiokafka raised.
         doing: What was tried, such as ``"publishing to a.requests/0"``.
+        needs: The rights that it takes, which are named where one is missing.
     """
     if isinstance(exc, LogError):
         return exc
+    if missing := needs.missing(exc):
+        return LogError(f"{doing} is not allowed: {missing}", retriable=False)
     name = type(exc).__name__
     text = str(exc).strip()
     if isinstance(exc, KafkaError) and text.startswith("["):
@@ -57,15 +58,17 @@ def translated(exc: BaseException, doing: str) -> LogError:
     return LogError(f"{doing} failed: {said}", retriable=retriable and not isinstance(exc, FATAL))
 
 
-async def bounded(awaitable: Awaitable[T], timeout_s: float, doing: str) -> T:
-    """Await within a bound; anything that aiokafka raises, and lateness, become `LogError`."""
+async def bounded(
+    awaitable: Awaitable[T], timeout_s: float, doing: str, needs: Needs = NOBODY
+) -> T:
+    """Await within a bound; anything that aiokafka raises, and lateness, become `LogError` (see `translated`)."""
     try:
         async with asyncio.timeout(timeout_s):
             return await awaitable
     except TimeoutError as exc:
         raise LogError(f"{doing} took longer than {timeout_s:g} s", retriable=True) from exc
     except (KafkaError, OSError) as exc:
-        raise translated(exc, doing) from exc
+        raise translated(exc, doing, needs) from exc
 
 
 async def stop_consumer(consumer: AIOKafkaConsumer, *, timeout_s: float = 10.0) -> None:
@@ -90,11 +93,17 @@ async def stop_consumer(consumer: AIOKafkaConsumer, *, timeout_s: float = 10.0) 
 def hush() -> None:
     """Silence aiokafka's own logger unless somebody configured it.
 
-    It logs tracebacks of conditions that we report as `LogError` or retry.
+    It logs tracebacks of conditions that we report as `LogError` or retry. To whoever wants its words in full it
+    would also tell each request, and in the one by which SASL authenticates the password stands in the clear.
     """
     logger = logging.getLogger("aiokafka")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.CRITICAL + 1)
+    logging.getLogger("aiokafka.conn").addFilter(_tells_no_secret)  # the same one is kept once
+
+
+def _tells_no_secret(record: logging.LogRecord) -> bool:
+    return "SaslAuthenticateRequest" not in record.getMessage()
 
 
 def never_create(client: AIOKafkaClient) -> None:

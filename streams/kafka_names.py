@@ -143,6 +143,17 @@ IGNORED: Mapping[str, str] = {
     "ssl.secure.random.implementation": "it is Java's",
     "security.providers": "it is Java's",
     "auto.commit.interval.ms": "Headrace commits what is answered, see commit-interval",
+    "compression.gzip.level": "the codec's own default is used",
+    "compression.lz4.level": "the codec's own default is used",
+    "compression.zstd.level": "the codec's own default is used",
+    "metadata.max.idle.ms": "only topics that are in use are asked for",
+    "metadata.recovery.strategy": "a log that cannot be reached is opened anew, from bootstrap.servers on",
+    "metadata.recovery.rebootstrap.trigger.ms": "see metadata.recovery.strategy",
+    "share.acknowledgement.mode": "Headrace uses no share groups",
+}
+IGNORED_FAMILIES: Mapping[str, str] = {
+    "partitioner.": "Headrace names the partition of each record",
+    "sasl.login.": "user and password need no renewal",
 }
 REFUSED: Mapping[str, str] = {
     "group.id": "Headrace names its consumer groups <prefix>.<model>",
@@ -161,8 +172,11 @@ REFUSED: Mapping[str, str] = {
     "sasl.client.callback.handler.class": "Java classes cannot be loaded",
     "sasl.login.callback.handler.class": "Java classes cannot be loaded",
     "sasl.login.class": "Java classes cannot be loaded",
-    "sasl.kerberos.service.name": "GSSAPI is not supported; use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512",
-    "sasl.oauthbearer.token.endpoint.url": "OAUTHBEARER is not supported; use PLAIN or SCRAM-SHA-512",
+    "bootstrap.controllers": "Headrace talks to brokers, name them in bootstrap.servers",
+}
+REFUSED_FAMILIES: Mapping[str, str] = {
+    "sasl.kerberos.": "GSSAPI is not supported; use PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512",
+    "sasl.oauthbearer.": "OAUTHBEARER is not supported; use PLAIN or SCRAM-SHA-512",
 }
 HARMLESS_VALUES: Mapping[str, str] = {
     "auto.offset.reset": "earliest",

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from headrace.schemas.errors import ConfigError
 from headrace.streams.kafka_names import (
@@ -22,16 +20,20 @@ from headrace.streams.kafka_names import (
     GROUP,
     HARMLESS_VALUES,
     IGNORED,
+    IGNORED_FAMILIES,
     PRODUCER,
     REFUSED,
+    REFUSED_FAMILIES,
     SECURITY,
     Parse,
     Value,
 )
+from headrace.streams.kafka_rights import Needs, Right
+from headrace.streams.kafka_security import principal_of, security
 
 ENVIRONMENT_PREFIX = "HEADRACE_KAFKA_"
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SECRET_WORDS = ("password", "passphrase", "jaas", "secret", "key")
+CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +42,25 @@ class KafkaSettings:
 
     Attributes:
         bootstrap: ``host:port`` of each bootstrap server.
-        client: Of every client.
+        client: Of every client; the password is in here, so it is never shown.
         fetch: Of every consumer.
         group: Of consumers in a group.
         producer: Of producers.
+        principal: Whom brokers take us for, as far as the properties say.
         warnings: A sentence per property that was ignored.
     """
 
     bootstrap: tuple[str, ...]
-    client: Mapping[str, Value]
+    client: Mapping[str, Value] = field(repr=False)
     fetch: Mapping[str, Value]
     group: Mapping[str, Value]
     producer: Mapping[str, Value]
+    principal: str = ""
     warnings: tuple[str, ...] = field(default=())
+
+    def needs(self, *rights: Right) -> Needs:
+        """Return what our principal needs for something, to be named where brokers refuse it."""
+        return Needs(self.principal, rights)
 
     @property
     def request_timeout_s(self) -> float:
@@ -61,7 +69,7 @@ class KafkaSettings:
 
 
 def read_properties(text: str, *, file: str = "") -> dict[str, str]:
-    r"""Parse Java's properties format: ``name=value``, ``#`` and ``!`` comments, ``\\`` at the end continues.
+    r"""Parse Java's properties format: ``name=value``, ``#`` and ``!`` comments, ``\\`` escapes and continues lines.
 
     Raises:
         ConfigError: A line has no name.
@@ -74,10 +82,16 @@ def read_properties(text: str, *, file: str = "") -> dict[str, str]:
             continue
         match = re.match(r"([^=:\s]+)\s*[=:\s]\s*(.*)$", line) or re.match(r"([^=:\s]+)()$", line)
         if match is None:
-            raise ConfigError("expected name=value", file=file, field=f"line {number}", value=line)
+            # Not shown: where a line break is not escaped it may be half of a password.
+            raise ConfigError("expected name=value", file=file, field=f"line {number}")
         name, value = match.groups()
-        properties[name] = re.sub(r"\\(.)", r"\1", value)
+        properties[name] = re.sub(r"\\(u[0-9a-fA-F]{4}|.)", _unescaped, value)
     return properties
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    what = match[1]
+    return chr(int(what[1:], 16)) if len(what) > 1 else CONTROLS.get(what, what)
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -110,7 +124,7 @@ def translate(properties: Mapping[str, str], *, file: str = "") -> KafkaSettings
             )
     client = _arguments(CLIENT, properties, file)
     client["bootstrap_servers"] = list(servers)
-    client |= _security(properties, file)
+    client |= security(properties, file)
     producer = _arguments(PRODUCER, properties, file)
     producer["max_batch_size"] = min(
         int(str(producer["max_batch_size"])), int(str(producer["max_request_size"]))
@@ -121,6 +135,7 @@ def translate(properties: Mapping[str, str], *, file: str = "") -> KafkaSettings
         fetch=_arguments(FETCH, properties, file),
         group=_arguments(GROUP, properties, file),
         producer=producer,
+        principal=principal_of(properties, client),
         warnings=tuple(warnings),
     )
 
@@ -129,15 +144,18 @@ def _checked(properties: Mapping[str, str], file: str) -> list[str]:
     translated = {*CLIENT, *FETCH, *GROUP, *PRODUCER, *SECURITY, "bootstrap.servers", "acks"}
     warnings = []
     for name, value in properties.items():
-        if name in REFUSED and HARMLESS_VALUES.get(name) != value:
-            raise ConfigError(
-                f"cannot be set: {REFUSED[name]}", file=file, field=name, value=_shown(name, value)
-            )
-        if name in IGNORED:
-            warnings.append(f"Kafka property {name} is ignored: {IGNORED[name]}")
-        elif name not in translated and name not in REFUSED:
-            known = sorted({*translated, *IGNORED, *REFUSED})
-            near = difflib.get_close_matches(name, known, 1)
+        if name in translated:
+            continue
+        refused = REFUSED.get(name) or _of_family(name, REFUSED_FAMILIES)
+        ignored = IGNORED.get(name) or _of_family(name, IGNORED_FAMILIES)
+        if refused:
+            if HARMLESS_VALUES.get(name) != value:
+                shown = _shown(name, value)
+                raise ConfigError(f"cannot be set: {refused}", file=file, field=name, value=shown)
+        elif ignored:
+            warnings.append(f"Kafka property {name} is ignored: {ignored}")
+        else:
+            near = difflib.get_close_matches(name, sorted({*translated, *IGNORED, *REFUSED}), 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"is no Kafka property{hint}", file=file, field=name)
     if properties.get("acks", "all") not in ("all", "-1"):
@@ -148,6 +166,10 @@ def _checked(properties: Mapping[str, str], file: str) -> list[str]:
             value=properties["acks"],
         )
     return warnings
+
+
+def _of_family(name: str, families: Mapping[str, str]) -> str:
+    return next((why for start, why in families.items() if name.startswith(start)), "")
 
 
 def _arguments(
@@ -166,122 +188,5 @@ def _arguments(
     return arguments
 
 
-def _security(properties: Mapping[str, str], file: str) -> dict[str, Value]:
-    protocol = properties.get("security.protocol", "PLAINTEXT").upper()
-    if protocol not in PROTOCOLS:
-        raise ConfigError(
-            f"expected one of {', '.join(PROTOCOLS)}",
-            file=file,
-            field="security.protocol",
-            value=protocol,
-        )
-    arguments: dict[str, Value] = {"security_protocol": protocol}
-    if protocol.startswith("SASL"):
-        arguments |= _sasl(properties, file)
-    elif stray := [n for n in properties if n.startswith("sasl.")]:
-        raise ConfigError(
-            f"needs security.protocol = SASL_SSL or SASL_PLAINTEXT, which is {protocol}",
-            file=file,
-            field=stray[0],
-        )
-    if protocol.endswith("SSL"):
-        arguments["ssl_context"] = _tls(properties, file)
-    return arguments
-
-
-def _sasl(properties: Mapping[str, str], file: str) -> dict[str, Value]:
-    name = "sasl.mechanisms" if "sasl.mechanisms" in properties else "sasl.mechanism"
-    mechanism = properties.get(name, "")
-    if mechanism not in MECHANISMS:
-        raise ConfigError(
-            f"expected one of {', '.join(MECHANISMS)}", file=file, field=name, value=mechanism
-        )
-    jaas = properties.get("sasl.jaas.config", "")
-    found = {
-        name: re.sub(r"\\(.)", r"\1", value)
-        for name, value in re.findall(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"', jaas)
-    }
-    user = properties.get("sasl.username", found.get("username"))
-    password = properties.get("sasl.password", found.get("password"))
-    if user is None or password is None:
-        raise ConfigError(
-            'expected …LoginModule required username="…" password="…";'
-            " (or sasl.username and sasl.password)",
-            file=file,
-            field="sasl.jaas.config",
-        )
-    return {
-        "sasl_mechanism": mechanism,
-        "sasl_plain_username": user,
-        "sasl_plain_password": password,
-    }
-
-
-def _tls(properties: Mapping[str, str], file: str) -> ssl.SSLContext:
-    for store in ("truststore", "keystore"):
-        name = f"ssl.{store}.location"
-        kind = properties.get(f"ssl.{store}.type", "PEM" if name in properties else "")
-        java = properties.get(name, "").endswith((".jks", ".p12", ".pfx"))
-        if name in properties and (kind.upper() != "PEM" or java):
-            raise ConfigError(
-                f"Java key stores cannot be read; export it as PEM and set ssl.{store}.type=PEM",
-                file=file,
-                field=name,
-                value=properties[name],
-            )
-    context = _trusting(properties, file)
-    # Kafka's own way to say that the host name is not to be checked is the empty algorithm.
-    if properties.get("ssl.endpoint.identification.algorithm", "https") in ("", "none"):
-        context.check_hostname = False
-    _present_certificate(context, properties, file)
-    return context
-
-
-def _trusting(properties: Mapping[str, str], file: str) -> ssl.SSLContext:
-    name = next(
-        (n for n in ("ssl.ca.location", "ssl.truststore.location") if n in properties), None
-    )
-    try:
-        if name is not None:
-            return ssl.create_default_context(cafile=properties[name])
-        return ssl.create_default_context(cadata=properties.get("ssl.truststore.certificates"))
-    except (OSError, ValueError) as exc:
-        raise ConfigError(
-            f"expected a file of PEM certificates ({exc})",
-            file=file,
-            field=name or "ssl.truststore.certificates",
-            value=properties.get(name or "", ""),
-        ) from exc
-
-
-def _present_certificate(
-    context: ssl.SSLContext, properties: Mapping[str, str], file: str
-) -> None:
-    if "ssl.keystore.key" in properties or "ssl.keystore.certificate.chain" in properties:
-        raise ConfigError(
-            "PEM text is not taken here; put key and chain into a file and name it in"
-            " ssl.keystore.location",
-            file=file,
-            field="ssl.keystore.key",
-        )
-    name = next(
-        (n for n in ("ssl.certificate.location", "ssl.keystore.location") if n in properties), None
-    )
-    if name is None:
-        return
-    password = properties.get("ssl.key.password", properties.get("ssl.keystore.password"))
-    try:
-        context.load_cert_chain(
-            Path(properties[name]), properties.get("ssl.key.location"), password=password or ""
-        )
-    except OSError as exc:
-        raise ConfigError(
-            f"expected PEM files of certificate chain and key ({exc})",
-            file=file,
-            field=name,
-            value=properties[name],
-        ) from exc
-
-
 def _shown(name: str, value: str) -> str:
-    return "…" if "password" in name or "jaas" in name else value
+    return "…" if any(word in name for word in SECRET_WORDS) else value

@@ -31,8 +31,13 @@ def test_the_properties_format_is_java_s():
         "ssl.endpoint.identification.algorithm": "",
         "sasl.password": "p=w#",
     }
-    with pytest.raises(ConfigError, match=r"f\.properties: line 2 = =x"):
+    with pytest.raises(ConfigError, match=r"f\.properties: line 2: expected name=value$"):
         read_properties("a=1\n=x", file="f.properties")
+
+
+def test_escapes_are_java_s():
+    r"""What Java writes for characters outside of Latin-1, and for line ends inside of a PEM text."""
+    assert read_properties("a=w\\u00f6rd\\n\\tx\\\\u0041\\!") == {"a": "w\u00f6rd\n\tx\\u0041!"}
 
 
 def test_environment_names_become_properties():
@@ -122,6 +127,27 @@ def test_a_batch_is_never_larger_than_a_request():
             {**B, "security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"},
             "expected one of PLAIN",
         ),
+        (
+            {**B, "sasl.oauthbearer.client.credentials.client.secret": "hidden"},
+            "client.secret = …: cannot be set: OAUTHBEARER is not supported",
+        ),
+        ({**B, "sasl.kerberos.kinit.cmd": "/k"}, "GSSAPI is not supported"),
+        (
+            {
+                **B,
+                "security.protocol": "SSL",
+                "ssl.endpoint.identification.algorithm": "ldaps",
+            },
+            "identification.algorithm = ldaps: expected https, or nothing",
+        ),
+        (
+            {**B, "security.protocol": "SSL", "ssl.keystore.key": "k"},
+            "ssl.keystore.certificate.chain: expected both",
+        ),
+        (
+            {**B, "security.protocol": "SSL", "ssl.truststore.certificates": "no PEM"},
+            "ssl.truststore.certificates: expected PEM certificates",
+        ),
         ({**B, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, "sasl.jaas.config"),
         (
             {**B, "security.protocol": "SSL", "ssl.truststore.location": "/x/trust.jks"},
@@ -156,6 +182,14 @@ def test_ignored_properties_are_warned_about_with_the_reason():
     settings = translate({**B, "max.poll.records": "5", "key.deserializer": "x"})
     assert len(settings.warnings) == 2
     assert "max.poll.records is ignored: polls are as large" in settings.warnings[0]
+    sasl = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "u",
+        "sasl.password": "p",
+    }
+    (warning,) = translate({**B, **sasl, "sasl.login.retry.backoff.ms": "5"}).warnings
+    assert "sasl.login.retry.backoff.ms is ignored: user and password" in warning
 
 
 def test_harmless_values_of_refused_properties_pass():
@@ -164,29 +198,32 @@ def test_harmless_values_of_refused_properties_pass():
     translate({**B, "enable.auto.commit": "false", "group.protocol": "classic", "acks": "-1"})
 
 
-@pytest.mark.parametrize("spelling", ["jaas", "plain"])
+@pytest.mark.parametrize("spelling", ["jaas", "single quotes", "plain"])
 def test_user_and_password_come_from_jaas_or_in_plain(spelling):
     """Java's login module line, quotes in a password included, or librdkafka's names."""
-    words = (
-        {
-            "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
-            'username="ann" password="a\\"b c";'
-        }
-        if spelling == "jaas"
-        else {"sasl.username": "ann", "sasl.password": 'a"b c'}
-    )
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+    words = {
+        "jaas": {"sasl.jaas.config": f'{module} username="ann" password="a\\"b c";'},
+        "single quotes": {"sasl.jaas.config": f"{module} username=ann password='a\"b c';"},
+        "plain": {"sasl.username": "ann", "sasl.password": 'a"b c'},
+    }[spelling]
     settings = translate(
         {**B, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512", **words}
     )
     assert settings.client["sasl_mechanism"] == "SCRAM-SHA-512"
     assert settings.client["sasl_plain_username"] == "ann"
     assert settings.client["sasl_plain_password"] == 'a"b c'
+    assert settings.principal == "User:ann"
+    assert "b c" not in repr(settings)
 
 
 def test_a_password_is_not_in_an_error():
     """The refusal of a property that holds a secret does not show it."""
     with pytest.raises(ConfigError) as refused:
         translate({**B, "sasl.jaas.config": 'x required username="u" password="secret";'})
+    assert "secret" not in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        read_properties('sasl.jaas.config=x required\n  ="secret";')
     assert "secret" not in str(refused.value)
 
 
