@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence, Set
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateTopicsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
-from headrace.streams.kafka_client import bounded, never_create
+from headrace.streams.kafka_client import bounded, never_create, translated
 from headrace.streams.kafka_properties import KafkaSettings
+from headrace.streams.kafka_rights import Operation, create_rights, topics_rights
 from headrace.streams.log import TopicSpec
 
 VISIBLE_S = 15.0  # how long a new topic may take until every broker knows it and its leaders
@@ -59,10 +60,23 @@ class KafkaAdmin:
         return str(getattr(response, "cluster_id", None) or "")
 
     async def topics(self, names: Sequence[str] | None = None) -> dict[str, int]:
-        """Return partition counts of the topics that exist, of all or of those named, as of now."""
+        """Return partition counts of the topics that exist, of all or of those named, as of now.
+
+        Raises:
+            LogError: Also where nobody may tell us of one of those named; of all, such ones are passed over.
+        """
+        there, hidden = await self._look(names)
+        if hidden and names is not None:
+            doing = f"looking at {', '.join(sorted(hidden))}"
+            needs = self._settings.needs(*topics_rights(Operation.DESCRIBE, hidden))
+            raise translated(TopicAuthorizationFailedError(hidden), doing, needs)
+        return there
+
+    async def _look(self, names: Sequence[str] | None) -> tuple[dict[str, int], set[str]]:
+        """Return partition counts, and which of those named may not be looked at, whether they exist or not."""
         admin = self._running()
 
-        async def ask() -> dict[str, int]:
+        async def ask() -> tuple[dict[str, int], set[str]]:
             request = MetadataRequest(
                 None if names is None else list(names), allow_auto_topic_creation=False
             )
@@ -76,14 +90,16 @@ class KafkaAdmin:
                     await admin._client.force_metadata_update()  # noqa: SLF001  # as above
                     await asyncio.sleep(0.05)
                 else:
-                    return {
+                    found = response.to_object()["topics"]
+                    there = {
                         topic["topic"]: len(topic["partitions"])
-                        for topic in response.to_object()["topics"]
+                        for topic in found
                         if topic["error_code"] in (0, LEADER_NOT_AVAILABLE) and topic["partitions"]
                     }
+                    return there, {t["topic"] for t in found if t["error_code"] == NOT_ALLOWED}
 
         if names is not None and not names:
-            return {}
+            return {}, set()
         return await bounded(ask(), self._settings.request_timeout_s, "listing topics")
 
     async def missing(self, names: Set[str]) -> Set[str]:
@@ -96,11 +112,11 @@ class KafkaAdmin:
         Raises:
             LogError: Creation is refused; the sentence has a command for each topic that is missing.
         """
-        there = await self.topics([spec.name for spec in specs])
+        there, hidden = await self._look([spec.name for spec in specs])
         missing = [spec for spec in specs if spec.name not in there]
         existing = [spec for spec in specs if spec.name in there]
         if missing:
-            await self._create(missing)
+            await self._create(missing, hidden)
         settings = await self._settings_of([spec.name for spec in existing if spec.settings])
         return [
             sentence
@@ -108,7 +124,7 @@ class KafkaAdmin:
             if (sentence := _difference(spec, there[spec.name], settings.get(spec.name)))
         ]
 
-    async def _create(self, specs: Sequence[TopicSpec]) -> None:
+    async def _create(self, specs: Sequence[TopicSpec], hidden: Set[str]) -> None:
         # aiokafka's NewTopic refuses the broker's own default (-1) as a replication factor.
         request = CreateTopicsRequest(
             create_topic_requests=[
@@ -126,7 +142,10 @@ class KafkaAdmin:
         refused: dict[str, str] = {}
         for name, code, *message in response.topic_errors:
             error = kafka_errors.for_code(code)
-            if error not in (kafka_errors.NoError, kafka_errors.TopicAlreadyExistsError):
+            if error in RIGHTS:
+                rights = create_rights(name, may_exist=name in hidden)
+                refused[name] = self._settings.needs().clause(rights)
+            elif error not in (kafka_errors.NoError, kafka_errors.TopicAlreadyExistsError):
                 refused[name] = (message[0] if message else None) or error.__name__
         if refused:
             why = "; ".join(sorted(set(refused.values())))
@@ -152,7 +171,10 @@ class KafkaAdmin:
         for name, code in response.topic_error_codes:
             error = kafka_errors.for_code(code)
             if error not in (kafka_errors.NoError, kafka_errors.UnknownTopicOrPartitionError):
-                raise LogError(f"deleting {name} failed: {error.__name__}", retriable=False)
+                needs = self._settings.needs(*topics_rights(Operation.DELETE, [name]))
+                raise LogError(
+                    translated(error(name), f"deleting {name}", needs).detail, retriable=False
+                )
         await bounded(self._until_gone(names), VISIBLE_S, f"deleting {', '.join(names)}")
 
     async def _until_gone(self, names: Sequence[str]) -> None:
@@ -198,6 +220,8 @@ class KafkaAdmin:
 
 
 LEADER_NOT_AVAILABLE = 5  # the topic is there, a leader is being elected
+NOT_ALLOWED = 29  # to look at the topic, if there is one
+RIGHTS = (TopicAuthorizationFailedError, kafka_errors.ClusterAuthorizationFailedError)
 
 
 def _difference(spec: TopicSpec, partitions: int, settings: Mapping[str, str] | None) -> str:

@@ -13,12 +13,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, Self, TypeAlias
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import IllegalOperation, KafkaError
+from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import Out
 from headrace.streams.kafka_client import bounded, never_create, translated
 from headrace.streams.kafka_properties import KafkaSettings
+from headrace.streams.kafka_rights import Operation, Resource, Right
 
 # A target and aiokafka's batch for it.
 TargetBatch: TypeAlias = tuple[str, int, Any]
@@ -134,7 +135,7 @@ class KafkaProducer:
                 IllegalOperation,
             ) as exc:  # the latter where its transaction has failed
                 await self._settle(futures)
-                raise translated(exc, f"publishing to {topic}/{partition}") from exc
+                raise self._refused(exc, topic, partition) from exc
         return futures
 
     async def acknowledged(
@@ -144,7 +145,7 @@ class KafkaProducer:
         failures = await self._settle(futures)
         for (topic, partition, _), failure in zip(batches, failures, strict=True):
             if failure is not None:
-                raise translated(failure, f"publishing to {topic}/{partition}") from failure
+                raise self._refused(failure, topic, partition) from failure
 
     async def publish(self, outs: Sequence[Out]) -> None:
         """Publish in order and await all acknowledgements; `LogError` if any fails."""
@@ -159,10 +160,10 @@ class KafkaProducer:
             self.check_size(out)
             await self._check_target(out.topic, out.partition)
         futures: list[asyncio.Future[object]] = []
-        doing = ""
+        topic, partition = "", -1
         try:
             for out in outs:
-                doing = f"publishing to {out.topic}/{out.partition}"
+                topic, partition = out.topic, out.partition
                 headers = out.headers if type(out.headers) is list else list(out.headers)
                 futures.append(
                     await producer.send(
@@ -171,12 +172,10 @@ class KafkaProducer:
                 )
         except KafkaError as exc:
             await self._settle(futures)
-            raise translated(exc, doing) from exc
+            raise self._refused(exc, topic, partition) from exc
         for out, failure in zip(outs, await self._settle(futures), strict=True):
             if failure is not None:
-                raise translated(
-                    failure, f"publishing to {out.topic}/{out.partition}"
-                ) from failure
+                raise self._refused(failure, out.topic, out.partition) from failure
 
     def check_size(self, out: Out) -> None:
         """Check one record, by the exact size only where that could matter; `LogError` if it is too large."""
@@ -231,7 +230,7 @@ class KafkaProducer:
             if known is not None and partition in known:
                 return
             if topic in client.cluster.unauthorized_topics:
-                raise LogError(f"not authorised to publish to topic {topic}", retriable=False)
+                raise self._refused(TopicAuthorizationFailedError(topic), topic, partition)
             await asyncio.sleep(0.05)
         what = f"partition {partition} of topic {topic}" if known else f"topic {topic}"
         raise LogError(f"{what} does not exist", retriable=False)
@@ -253,6 +252,10 @@ class KafkaProducer:
             await asyncio.wait({sender}, timeout=KILL_S)
         await producer.client.close()  # a request may have connected again meanwhile
         producer._closed = True  # noqa: SLF001  # as in `start`
+
+    def _refused(self, exc: BaseException, topic: str, partition: int) -> LogError:
+        needs = self._settings.needs(Right(Operation.WRITE, Resource.TOPIC, topic))
+        return translated(exc, f"publishing to {topic}/{partition}", needs)
 
     def running(self) -> AIOKafkaProducer:
         """Return aiokafka's producer; `LogError` unless it is started and not closed."""

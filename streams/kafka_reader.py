@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.protocol.api import Response
+from aiokafka.protocol.fetch import FetchRequest
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Record
 from headrace.streams.kafka_client import bounded, never_create, stop_consumer, translated
 from headrace.streams.kafka_fetcher import UNKNOWN, position
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
+from headrace.streams.kafka_rights import Operation, topics_rights
 from headrace.streams.log import EARLIEST, LATEST, Block, Span
 
 NOWHERE = TopicPartition("", -1)  # an empty set would mean all partitions
@@ -49,6 +52,7 @@ class KafkaReader:
         self._committed = committed
         self._missing = missing
         self._ends_by_batch = ends_by_batch
+        self._needs = settings.needs(*topics_rights(Operation.READ, {tp.topic for tp in spans}))
         self._consumer: AIOKafkaConsumer | None = None
         self._open: set[tuple[str, int]] = {NOWHERE}
 
@@ -57,7 +61,7 @@ class KafkaReader:
         return f"KafkaReader({len(self._open) - 1} of {len(self._spans)} partitions open)"
 
     async def __aenter__(self) -> Self:
-        """Connect and seek; `LogError` names a topic that does not exist."""
+        """Connect and seek; `LogError` names a topic that does not exist, or that may not be read."""
         gone = await self._missing({tp.topic for tp in self._spans})
         if gone:
             raise LogError(f"topic {', '.join(sorted(gone))} does not exist", retriable=True)
@@ -73,7 +77,12 @@ class KafkaReader:
         tps = [TopicPartition(*tp) for tp in self._spans]
         self._consumer.assign(tps)
         try:
-            await bounded(self._seek(), 2 * self._settings.request_timeout_s, "opening a reader")
+            await bounded(
+                self._seek(),
+                2 * self._settings.request_timeout_s,
+                self._doing(),
+                self._needs,
+            )
         except BaseException:
             await stop_consumer(self._consumer)
             raise
@@ -101,7 +110,35 @@ class KafkaReader:
             self._spans[tp] = Span(start, end)
             consumer.seek(TopicPartition(*tp), start)
             self._open.add(tp)
+        if not self._ends_by_batch:
+            await self._check_rights(consumer)
         self._close_read()
+
+    async def _check_rights(self, consumer: AIOKafkaConsumer) -> None:
+        """Fetch once without waiting: where nothing is written, one that may not read would look like one that may.
+
+        Any other failure is left to the fetches that follow.
+        """
+        by_leader: dict[int, dict[str, list[tuple[int, int, int]]]] = {}
+        for tp, span in self._spans.items():
+            leader = consumer._client.cluster.leader_for_partition(TopicPartition(*tp))  # noqa: SLF001  # no public way
+            if leader is not None and leader >= 0:
+                topics = by_leader.setdefault(leader, {})
+                topics.setdefault(tp.topic, []).append((tp.partition, span.start, 1))
+        requests = [
+            consumer._client.send(node, FetchRequest(0, 0, 1, 0, list(topics.items()), rack_id=""))  # noqa: SLF001  # idem
+            for node, topics in by_leader.items()
+        ]
+        denied = {
+            topic
+            for answer in await asyncio.gather(*requests, return_exceptions=True)
+            if isinstance(answer, Response)
+            for topic, partitions in answer.topics
+            for _, code, *_ in partitions
+            if code == TopicAuthorizationFailedError.errno
+        }
+        if denied:
+            raise TopicAuthorizationFailedError(denied)
 
     async def __aexit__(self, *exc: object) -> None:
         """Close."""
@@ -120,8 +157,7 @@ class KafkaReader:
         try:
             fetched = await self._fetch(max_records, max(timeout_s, 0.0))
         except KafkaError as exc:
-            topics = ", ".join(sorted({tp.topic for tp in self._spans}))
-            raise translated(exc, f"reading {topics}") from exc
+            raise translated(exc, self._doing(), self._needs) from exc
         blocks = []
         for found, records in fetched.items():
             tp = TP(*found)
@@ -176,6 +212,9 @@ class KafkaReader:
             if end is not None and self._position(own) >= end:
                 self._open.discard(tp)
                 self._running().pause(TopicPartition(*tp))
+
+    def _doing(self) -> str:
+        return f"reading {', '.join(sorted({tp.topic for tp in self._spans}))}"
 
     def _running(self) -> AIOKafkaConsumer:
         assert self._consumer is not None, "entered first"

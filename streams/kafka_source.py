@@ -40,6 +40,7 @@ from headrace.streams.kafka_group import (
 )
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
+from headrace.streams.kafka_rights import Operation, Resource, Right, topics_rights
 from headrace.streams.log import Block, Position, Rebalance
 
 logger = logging.getLogger("headrace.streams")
@@ -79,6 +80,9 @@ class KafkaSource:
         self.group = group
         self._settings = settings
         self._topics = frozenset(topics)
+        self._needs = settings.needs(
+            Right(Operation.READ, Resource.GROUP, group), *topics_rights(Operation.READ, topics)
+        )
         self._on = on
         self._grace_s = revoke_grace_s
         self._next_epoch = next_epoch
@@ -125,7 +129,9 @@ class KafkaSource:
         try:
             # Others may take their whole grace before the group is complete.
             join_s = rebalance_ms / 1000 + self._settings.request_timeout_s
-            await bounded(self._consumer.start(), join_s, f"joining group {self.group}")
+            await bounded(
+                self._consumer.start(), join_s, f"joining group {self.group}", self._needs
+            )
         except BaseException:
             await stop_consumer(self._consumer)
             raise
@@ -169,7 +175,8 @@ class KafkaSource:
                 fetched = await fetch(consumer, self._active, max_records, deadline - loop.time())
         except KafkaError as exc:
             fetch_again(consumer, self._epochs)
-            raise translated(exc, f"reading {', '.join(sorted(self._topics))}") from exc
+            doing = f"reading {', '.join(sorted(self._topics))}"
+            raise translated(exc, doing, self._needs) from exc
         return [
             Block(self._keys[tp], self._epochs[tp], records)
             for tp, records in fetched.items()
@@ -238,6 +245,7 @@ class KafkaSource:
             fetch_committed(self._running()._coordinator, self.group, tps),  # noqa: SLF001  # see `kafka_group`
             self._settings.request_timeout_s,
             doing,
+            self._needs,
         )
 
     async def end_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
@@ -247,6 +255,7 @@ class KafkaSource:
             end_offsets(self._running(), tps, by_batch=self._ends_by_batch),
             timeout_s,
             "fetching end offsets",
+            self._needs,
         )
 
     async def beginning_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
@@ -255,6 +264,7 @@ class KafkaSource:
             self._running().beginning_offsets([TopicPartition(*tp) for tp in tps]),
             self._settings.request_timeout_s,
             "fetching beginning offsets",
+            self._needs,
         )
         return {TP(*tp): offset for tp, offset in found.items()}
 
@@ -309,6 +319,7 @@ class KafkaSource:
                 commit_positions(coordinator, self.group, self._member, current),
                 self._settings.request_timeout_s,
                 f"committing offsets of group {self.group}",
+                self._needs,
             )
         except CommitRefused:
             return frozenset(positions)
