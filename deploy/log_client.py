@@ -45,11 +45,14 @@ class LogClient:
             self._gateway = await stack.enter_async_context(gateway)
             try:
                 async with asyncio.timeout(LISTEN_S):
-                    await gateway.wait_ready()
+                    await gateway.wait_started()
             except TimeoutError as exc:
+                why = "; ".join(["", *gateway.troubles()])
                 raise CommandFailed(
-                    f"the status topic could not be read within {LISTEN_S:g} s"
+                    f"the status topic could not be read within {LISTEN_S:g} s{why}"
                 ) from exc
+            if not gateway.is_listening:
+                raise CommandFailed("; ".join(gateway.troubles()))
             self._stack = stack.pop_all()
         return self
 

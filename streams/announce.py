@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import Out
 from headrace.streams.log import Log, Publisher
 from headrace.streams.status import Status, encode_status
 from headrace.streams.topology import partition_for_key
+
+logger = logging.getLogger(__name__)
 
 
 class Announcer:
@@ -36,6 +40,21 @@ class Announcer:
             LogError: As `write`.
         """
         await self._publish([(key, None) for key in keys])
+
+    async def beat(
+        self,
+        interval_s: float,
+        status: Callable[[], Status],
+        gone: Callable[[], Iterable[bytes]],
+    ) -> None:
+        """Write our word at each heartbeat, and sweep the words of the long dead away, until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await self.write([status()])
+                await self.clear(gone())
+            except LogError as error:
+                logger.warning("the status was not written: %s", error)
 
     async def _publish(self, pairs: list[tuple[bytes, bytes | None]]) -> None:
         if not pairs:

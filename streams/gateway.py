@@ -16,14 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from headrace.schemas.errors import (
-    Code,
-    InferError,
-    LogError,
-    QueueFull,
-    Reason,
-    Unavailable,
-)
+from headrace.schemas.errors import Code, InferError, LogError, QueueFull, Reason, Unavailable
 from headrace.schemas.headers import RequestOptions, find_header
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import CORRELATION_ID, Header, Record
@@ -39,6 +32,7 @@ from headrace.streams.call_records import (
 )
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.fleet import Fleet
+from headrace.streams.listening import Listening, ensure_if_allowed
 from headrace.streams.log import Log
 from headrace.streams.model_view import Route
 from headrace.streams.outbox import Outbox
@@ -130,6 +124,7 @@ class Gateway:
             wanted=settings.reply_partitions,
             on_reply=self._on_reply,
         )
+        self._listening = Listening(self._watch, self._replies)
         self.is_draining = False
         self._idle = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -145,7 +140,7 @@ class Gateway:
             LogError: Brokers cannot be reached, or topics cannot be created (the sentence says which by hand).
         """
         async with AsyncExitStack() as stack:
-            for warning in await self._log.ensure(self._topology.shared_specs()):
+            for warning in await ensure_if_allowed(self._log, self._topology.shared_specs()):
                 logger.warning(warning)
             publisher = await stack.enter_async_context(self._log.publisher())
             self._announcer = Announcer(self._log, publisher, self._topology.status)
@@ -156,7 +151,13 @@ class Gateway:
             self._loops = [
                 self._group.create_task(self._watch.run()),
                 self._group.create_task(self._replies.run(self._announcer)),
-                self._group.create_task(self._announce()),
+                self._group.create_task(
+                    self._announcer.beat(
+                        self.settings.interval_ms / 1_000,
+                        self._replies.current_status,
+                        lambda: self.fleet.forget(self._clock_ms()),
+                    )
+                ),
             ]
             self._stack = stack.pop_all()
         return self
@@ -199,7 +200,11 @@ class Gateway:
     @property
     def is_listening(self) -> bool:
         """Whether a call could be answered: the fleet is known and our read position on the replies too."""
-        return self._watch.caught_up.is_set() and self._replies.listening.is_set()
+        return self._listening.is_complete()
+
+    def troubles(self) -> list[str]:
+        """Return a sentence for each reason of the log's that keeps us from listening."""
+        return [error.detail for error in self._listening.errors()]
 
     def is_ready(self) -> bool:
         """Whether this gateway and, as configured, the fleet are ready (SEMANTICS SV-02)."""
@@ -214,8 +219,18 @@ class Gateway:
         await self._watch.caught_up.wait()
         await self._replies.listening.wait()
 
+    async def wait_started(self) -> None:
+        """Wait until the gateway listens, or `troubles` says what an operator must do first."""
+        await self._listening.wait_started()
+
     def route(self, model: str, version: str) -> Route:
-        """Look up a ready model version; ``""`` is the highest one. See `Fleet.route` for errors."""
+        """Look up a ready model version; ``""`` is the highest one.
+
+        Raises:
+            InferError: As `Fleet.route`; `Unavailable` until the status topic has been read.
+        """
+        if not self._watch.caught_up.is_set():
+            raise Unavailable(f"the gateway has not read topic {self._topology.status} yet")
         return self.fleet.route(model, version, self._clock_ms())
 
     def ready_versions(self, model: str) -> list[int]:
@@ -377,16 +392,6 @@ class Gateway:
         if (wake_at := self._pending.wake_at()) is not None:
             # A moment later, so that the clock's rounding does not wake us too early again and again.
             self._wake_at(wake_at / 1e9 + 0.0005)
-
-    async def _announce(self) -> None:
-        """Say at each heartbeat that we live, and sweep the words of the long dead away."""
-        while True:
-            await asyncio.sleep(self.settings.interval_ms / 1_000)
-            try:
-                await self._announcer.write([self._replies.current_status()])
-                await self._announcer.clear(self.fleet.forget(self._clock_ms()))
-            except LogError as error:
-                logger.warning("the gateway's status was not written: %s", error)
 
 
 def _fail(future: asyncio.Future[InferResponse], error: InferError) -> None:

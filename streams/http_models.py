@@ -31,10 +31,16 @@ def live(gateway: Gateway, _target: Target) -> web.Response:
 
 
 def ready(gateway: Gateway, _target: Target) -> web.Response:
-    """Answer readiness (SEMANTICS PB-02, SV-02): 400 when not ready, 503 while exiting."""
+    """Answer readiness (SEMANTICS PB-02, SV-02): 400 when not ready, 503 while exiting.
+
+    The body is empty as Triton's, but for what Triton has not: a log that does not let us read (FAULTS B58).
+    """
     if gateway.is_draining:
         return text_error(503, EXITING)
-    return empty_response(200 if gateway.is_ready() else 400)
+    if gateway.is_ready():
+        return empty_response(200)
+    troubles = gateway.troubles()
+    return text_error(400, "; ".join(troubles)) if troubles else empty_response(400)
 
 
 def model_ready(gateway: Gateway, target: Target) -> web.Response:

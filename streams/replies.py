@@ -36,6 +36,7 @@ class Replies:
         topic: The replies topic.
         status: Our word in the status topic; its time is the claim's.
         listening: Set while replies are being read.
+        trouble: Why they are not; None while they are, or are about to be.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Replies:
         self.topic = topic
         self.status = status
         self.listening = asyncio.Event()
+        self.trouble: LogError | None = None
         self._log = log
         self._watch = watch
         self._wanted = wanted
@@ -85,7 +87,10 @@ class Replies:
                 await self._claim(announcer)
             await self._read()
 
-        await retrying(f"reading {self.topic}", follow)
+        await retrying(f"reading {self.topic}", follow, self._failed)
+
+    def _failed(self, error: LogError) -> None:
+        self.trouble = error
 
     async def _claim(self, announcer: Announcer) -> None:
         await self._watch.caught_up.wait()
@@ -129,6 +134,7 @@ class Replies:
     async def _read(self) -> None:
         async with self._log.reader(self._resume) as reader:
             self.listening.set()
+            self.trouble = None
             try:
                 while True:
                     for block in await reader.poll(POLL_RECORDS, POLL_S):

@@ -37,18 +37,22 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def retrying(what: str, attempt: Callable[[], Awaitable[None]]) -> None:
+async def retrying(
+    what: str, attempt: Callable[[], Awaitable[None]], tell: Callable[[LogError], None]
+) -> None:
     """Run an endless loop again and again when the log fails, with one warning each time it does.
 
     Args:
         what: What stops while the log is away, for the warning.
         attempt: Coroutine function that returns only by `LogError`, or by being cancelled.
+        tell: Told of each failure, for whoever asks why nothing happens.
     """
     while True:
         try:
             await attempt()
         except LogError as error:
             logger.warning("%s stops for %s s: %s", what, RETRY_S, error)
+            tell(error)
         await asyncio.sleep(RETRY_S)
 
 
@@ -59,6 +63,7 @@ class StatusWatch:
         fleet: What is known.
         clock_ms: The wall clock.
         caught_up: Set once everything that was there at the start has been read.
+        trouble: Why it does not read now; None while it does.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class StatusWatch:
         """Keep the parts; `run` reads."""
         self.fleet = Fleet() if fleet is None else fleet
         self.caught_up = asyncio.Event()
+        self.trouble: LogError | None = None
         self._changed = asyncio.Event()
         self._log = log
         self._topic = topic
@@ -84,7 +90,10 @@ class StatusWatch:
 
     async def run(self) -> None:
         """Follow the topic until cancelled."""
-        await retrying(f"reading {self._topic}", self._follow)
+        await retrying(f"reading {self._topic}", self._follow, self._failed)
+
+    def _failed(self, error: LogError) -> None:
+        self.trouble = error
 
     async def _follow(self) -> None:
         partitions = await self._log.partitions(self._topic)
@@ -95,6 +104,7 @@ class StatusWatch:
         async with self._log.reader({tp: Span(LATEST) for tp in tps}) as probe:
             ends = probe.positions()
         async with self._log.reader({tp: Span(EARLIEST) for tp in tps}) as reader:
+            self.trouble = None
             while True:
                 if not self.caught_up.is_set() and _has_reached(reader, ends):
                     self.caught_up.set()
