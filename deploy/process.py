@@ -292,7 +292,7 @@ async def _answering(
             )
             await stack.enter_async_context(metrics)
             addresses.metrics = url_of(settings.http_address, metrics.port) + "/metrics"
-        await gateway.wait_ready()
+        await gateway.wait_started()
         http = await stack.enter_async_context(HttpServer(gateway, http_settings))
         addresses.http = url_of(settings.http_address, http.port)
         addresses.is_ready.append(gateway.is_ready)
