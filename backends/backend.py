@@ -2,8 +2,9 @@
 
 A backend is a class named by an entry point of the group ``headrace.backends``, so any package can bring one.
 `Backend.load` reads the weights once; each `Instance` is a copy that executes one batch at a time, blocking, in
-a thread of its own. Backends raise `headrace.schemas.errors.BackendError` (or `OutOfMemory`), translated from
-the runtime's own exceptions with ``from exc``.
+a thread of its own. Backends raise `headrace.schemas.errors.BackendError`, translated from the runtime's own
+exceptions with ``from exc``; or a kind of it that says more: `OutOfMemory` (fewer rows may fit), `Retriable` (the same
+request may succeed later) or `BackendUnavailable` (so may the whole batch, whatever is in it).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Instance(Protocol):
         """Whether it can execute."""
 
     def close(self) -> None:
-        """Free what it holds; not called while it executes."""
+        """Free what it holds; not called while it executes, and maybe called again."""
 
 
 class Model(Protocol):

@@ -23,6 +23,7 @@ import onnxruntime
 from headrace.backends.onnx_providers import CUDA, Plan
 from headrace.backends.onnx_settings import GraphLevel, SessionSettings
 from headrace.backends.onnx_tensors import ModelTensor, ModelTensors
+from headrace.backends.out_of_memory import is_out_of_memory
 from headrace.schemas.errors import BackendError, ConfigError, OutOfMemory
 from headrace.schemas.tensor import Array, Datatype
 from onnxruntime.capi import onnxruntime_pybind11_state as states
@@ -43,17 +44,6 @@ DISTRIBUTIONS = (
     "onnxruntime-qnn",
 )
 """Distributions that all install the package ``onnxruntime``: two of them overwrite each other's files."""
-
-MEMORY_WORDS = (
-    "failed to allocate",
-    "bad_alloc",
-    "bad allocation",
-    "out of memory",
-    "out_of_memory",
-    "alloc_failed",
-    "not enough memory",
-)
-"""Lower-case fragments by which the runtime, CUDA and its libraries say that memory was short."""
 
 MAX_TEXT = 1_000
 """Characters of the runtime's own message that an error keeps."""
@@ -329,8 +319,7 @@ def _load_cuda_libraries() -> None:
 def translate(exc: Exception, model_name: str) -> BackendError:
     """Return our error for what a run raised: the runtime's text, in one line."""
     text = one_line(exc)
-    lowered = text.lower()
-    if isinstance(exc, MemoryError) or any(word in lowered for word in MEMORY_WORDS):
+    if is_out_of_memory(exc):
         return OutOfMemory(f"model '{model_name}' ran out of memory: {text}")
     return BackendError(f"model '{model_name}' failed: {text}")
 

@@ -202,6 +202,10 @@ _KINDS_BY_REASON: dict[Reason | None, type[InferError]] = {
             errors.TooLarge,
             errors.OutOfMemory,
             errors.WrongOutput,
+            errors.Retriable,
+            errors.BackendUnavailable,
+            errors.ExecutionTimeout,
+            errors.InstanceDied,
         )
     },
     Reason.DEADLINE_PASSED: errors.DeadlineExceeded,

@@ -49,6 +49,10 @@ class Reason(StrEnum):
     DRAINING = "draining"
     TOO_LARGE = "too_large"
     BACKEND_FAILED = "backend_failed"
+    RETRIES_EXHAUSTED = "retries_exhausted"
+    BACKEND_UNAVAILABLE = "backend_unavailable"
+    INSTANCE_DIED = "instance_died"
+    EXECUTION_TIMEOUT = "execution_timeout"
     OUT_OF_MEMORY = "out_of_memory"
     WRONG_OUTPUT = "wrong_output"
     SEQUENCE_UNKNOWN = "sequence_unknown"
@@ -158,11 +162,41 @@ class BackendError(InferError):
     reason = Reason.BACKEND_FAILED
 
 
-class OutOfMemory(BackendError):
+class Retriable(BackendError):
+    """The execution failed in a way that may pass; the request is tried again, within its bounds.
+
+    A backend raises it of a batch in which any request may be the cause: the batch is taken apart, and each request
+    that fails alone is tried again.
+    """
+
+    reason = Reason.RETRIES_EXHAUSTED
+    retriable = True
+
+
+class BackendUnavailable(Retriable):
+    """What the backend needs does not answer now, whatever the requests are: the batch is tried again as it is."""
+
+    code = Code.UNAVAILABLE
+    reason = Reason.BACKEND_UNAVAILABLE
+
+
+class ExecutionTimeout(Retriable):
+    """An execution did not return within ``execution_timeout_ms``. Look at the model, or give it more time."""
+
+    code = Code.UNAVAILABLE
+    reason = Reason.EXECUTION_TIMEOUT
+
+
+class InstanceDied(Retriable):
+    """The instance ended with the request; the cause is chained. It is replaced by a new one."""
+
+    reason = Reason.INSTANCE_DIED
+
+
+class OutOfMemory(Retriable):
     """The runtime had no memory for this batch; a smaller one may fit."""
 
     reason = Reason.OUT_OF_MEMORY
-    retriable = True
 
 
 class WrongOutput(BackendError):
