@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from headrace.backends.backend import Device
+from headrace.backends.identity_faults import exit_marked, failure, is_short
 from headrace.backends.identity_script import MAX_COUNT, Condition, Script, read_script
 from headrace.backends.identity_sums import Sums, check_sums, model_dims
 from headrace.schemas.batch import Batch, Responses
@@ -207,26 +208,24 @@ class IdentityInstance:
             OutOfMemory: The batch is above ``out_of_memory_above_rows``.
             BackendError: ``fail_times`` or ``fail_if`` says so, ``block_until_file`` never appeared, or the
                 instance is closed.
+            SystemExit: They say so, and ``fail_as`` is ``death``.
         """
         if not self._is_open:
             raise BackendError(f"instance '{self.name}' is closed")
         script = self._model.script
         fails = self._model.began(batch.rows)
-        if script.exit_if and _hits(batch, script.exit_if) and _exit_marked(script):
+        if script.exit_if and _hits(batch, script.exit_if) and exit_marked(script):
             os._exit(EXIT_STATUS)
         self._block(batch, script)
         if script.execute_delay_ms:
             self._pause.wait(script.execute_delay_ms / 1_000)
         if fails:
-            raise BackendError("scripted failure: one of the first fail_times executions")
-        if script.out_of_memory_above_rows is not None and (
-            batch.rows > script.out_of_memory_above_rows
-        ):
-            raise OutOfMemory(
-                f"scripted memory error: {batch.rows} rows are above {script.out_of_memory_above_rows}"
-            )
+            raise failure(script, "one of the first fail_times executions")
+        limit = script.out_of_memory_above_rows
+        if limit is not None and batch.rows > limit and is_short(script):
+            raise OutOfMemory(f"scripted memory error: {batch.rows} rows are above {limit}")
         if script.fail_if and _hits(batch, script.fail_if):
-            raise BackendError(f"scripted failure: {script.fail_if} in the batch")
+            raise failure(script, f"{script.fail_if} in the batch")
         self._respond(batch, script, emit)
 
     def healthy(self) -> bool:
@@ -313,17 +312,6 @@ def _distort(array: Array, script: Script) -> Array:
     if script.output_rows_delta > 0:
         return np.concatenate([array, np.repeat(array[:1], script.output_rows_delta, axis=0)])
     return array
-
-
-def _exit_marked(script: Script) -> bool:
-    """Whether to exit now: always without a marker, else once, when the marker is made."""
-    if not script.exit_marker_file:
-        return True
-    try:
-        Path(script.exit_marker_file).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _hits(batch: Batch, condition: Condition) -> list[int]:

@@ -20,6 +20,9 @@ MAX_DELAY_MS = 600_000
 MAX_COUNT = 1_000_000
 """Largest scripted count of rows, executions or responses."""
 
+FAILURES = ("error", "retriable", "unavailable", "death")
+"""How ``fail_times`` and ``fail_if`` may fail."""
+
 BLOCK_LIMIT_MS = 30_000
 """``block_limit_ms`` where the configuration has none."""
 
@@ -45,8 +48,11 @@ class Script:
         execute_delay_ms: Every execution takes at least this long.
         fail_times: So many first executions of the model fail as a whole.
         fail_if: Condition: a batch that holds such a request fails as a whole.
+        fail_as: How those two fail: ``error``, ``retriable`` (it may pass), ``unavailable`` (whatever the batch is), or
+            ``death`` (the instance's thread ends).
         error_if: Condition: such a request gets an error of its own, its neighbours are served.
         out_of_memory_above_rows: A batch of more rows fails for want of memory.
+        out_of_memory_until_file: Only until this file exists.
         output_rows_delta: From ``output_rows``: so many rows too many, or (negative) too few, in each output.
         output_scalar: From ``output_rows: scalar``: each output is a scalar.
         responses: So many responses for each request of a decoupled model; None is the usual one.
@@ -66,8 +72,10 @@ class Script:
     execute_delay_ms: int = 0
     fail_times: int = 0
     fail_if: Condition | None = None
+    fail_as: str = "error"
     error_if: Condition | None = None
     out_of_memory_above_rows: int | None = None
+    out_of_memory_until_file: str = ""
     output_rows_delta: int = 0
     output_scalar: bool = False
     responses: int | None = None
@@ -88,8 +96,10 @@ PARAMETERS = (
     "execute_delay_ms",
     "fail_times",
     "fail_if",
+    "fail_as",
     "error_if",
     "out_of_memory_above_rows",
+    "out_of_memory_until_file",
     "output_rows",
     "responses",
     "exit_if",
@@ -127,8 +137,10 @@ def read_script(config: ModelConfig) -> Script:
         execute_delay_ms=_count(given, "execute_delay_ms", MAX_DELAY_MS) or 0,
         fail_times=_count(given, "fail_times", MAX_COUNT) or 0,
         fail_if=_condition(config, "fail_if"),
+        fail_as=_failure(given),
         error_if=_condition(config, "error_if"),
         out_of_memory_above_rows=_count(given, "out_of_memory_above_rows", MAX_COUNT),
+        out_of_memory_until_file=given.get("out_of_memory_until_file", ""),
         output_rows_delta=delta,
         output_scalar=scalar,
         responses=responses,
@@ -191,6 +203,13 @@ def _responses(config: ModelConfig) -> tuple[int | None, str]:
     if not text.isdecimal() or int(text) > MAX_COUNT:
         raise _bad("responses", text, f"an integer from 0 to {MAX_COUNT}, or the name of an input")
     return int(text), ""
+
+
+def _failure(given: Mapping[str, str]) -> str:
+    text = given.get("fail_as", "error")
+    if text not in FAILURES:
+        raise _bad("fail_as", text, f"one of {', '.join(FAILURES)}")
+    return text
 
 
 def _flag(given: Mapping[str, str], key: str, default: str) -> bool:
