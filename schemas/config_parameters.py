@@ -15,6 +15,9 @@ and shape are those of the model file, which the value must fit. Booleans are on
 which a sequence is snapshotted though no commit is due (0: on commit only), and ``true`` for answers that are written
 with the state before they are published, so that a repeat is answered alike whatever the model does (P-3, P-16).
 
+``execution_timeout_ms`` is how long one execution of the model may take, a whole number of milliseconds that goes
+before the worker's own setting; 0 is any time.
+
 All are checked at load: a name that no tensor of the model has, or a value that does not fit, is refused.
 """
 
@@ -32,7 +35,8 @@ CONSTANT = "constant."
 
 SNAPSHOT_EVERY = "snapshot_every"
 RECORD_ANSWERS = "record_answers"
-SERVER_PARAMETERS = (SNAPSHOT_EVERY, RECORD_ANSWERS)
+EXECUTION_TIMEOUT_MS = "execution_timeout_ms"
+SERVER_PARAMETERS = (SNAPSHOT_EVERY, RECORD_ANSWERS, EXECUTION_TIMEOUT_MS)
 """Parameters that the worker reads, whatever the backend."""
 
 
@@ -71,14 +75,29 @@ def read_snapshot_every(parameters: Mapping[str, str], file: str) -> int | None:
     Raises:
         ConfigError: It is no whole number.
     """
-    text = parameters.get(SNAPSHOT_EVERY)
+    return _whole(
+        parameters, SNAPSHOT_EVERY, "of steps, 0 for snapshots before commits only", file
+    )
+
+
+def read_execution_timeout_ms(parameters: Mapping[str, str], file: str) -> int | None:
+    """Return ``execution_timeout_ms``, None where the worker's own setting holds.
+
+    Raises:
+        ConfigError: It is no whole number.
+    """
+    return _whole(parameters, EXECUTION_TIMEOUT_MS, "of milliseconds, 0 for any time", file)
+
+
+def _whole(parameters: Mapping[str, str], name: str, expected: str, file: str) -> int | None:
+    text = parameters.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise ConfigError(
-            "expected a whole number of steps, 0 for snapshots before commits only",
+            f"expected a whole number {expected}",
             file=file,
-            field=parameter_field("", SNAPSHOT_EVERY),
+            field=parameter_field("", name),
             value=repr(text),
         )
     return int(text)
