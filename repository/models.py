@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +28,9 @@ class LoadedVersion:
         config: The model's configuration.
         signature: What it takes and gives.
         model: Weights.
-        instances: Of all groups, in order.
+        instances: Of all groups, in order; `renew` puts another one into a dead one's place.
         labels: Output → class labels (SEMANTICS MR-26); kept for classification, which nothing offers yet (CL-01).
+        make: Makes the instance of a number and warms it up.
         closing: Closes instances, then the model.
         initial_state: What the states of a sequence are at START (SEMANTICS SB-08): raw little-endian tensors of one
             item, one per declared state in order, and their shapes, the same tuples for all sequences.
@@ -39,14 +40,31 @@ class LoadedVersion:
     config: ModelConfig
     signature: Signature
     model: Model
-    instances: tuple[Instance, ...]
+    instances: list[Instance]
     labels: Mapping[str, tuple[str, ...]]
+    make: Callable[[int], Instance]
     closing: ExitStack
     initial_state: tuple[tuple[bytes, ...], tuple[Shape, ...]] = ((), ())
 
     def healthy(self) -> bool:
         """Whether every instance can execute (SEMANTICS SV-04)."""
         return all(instance.healthy() for instance in self.instances)
+
+    def renew(self, number: int, *, closes: bool) -> Instance:
+        """Put a new instance into the place of one that died or hangs, made and warmed up as at load; blocking.
+
+        Args:
+            number: Which.
+            closes: Close the old one before: no thread is in it. Else whoever is left in it closes it.
+
+        Raises:
+            ConfigError: It cannot be made now.
+        """
+        if closes:
+            with suppress(Exception):  # it is broken: what it still holds is the new one's trouble
+                self.instances[number].close()
+        self.instances[number] = found = self.make(number)
+        return found
 
     def close(self) -> None:
         """Close the instances, the last made first, then free the weights; nothing may execute any more."""
@@ -135,22 +153,39 @@ def _load_version(prepared: Prepared, version: int) -> LoadedVersion:
     signature = Signature(config, version)
     with located(prepared.file):
         samples = build_samples(prepared, signature)
+    places = list(placements(config))
+    instances: list[Instance] = []
     with located(str(path), prepared.backend.name), ExitStack() as undo:
         model = prepared.backend.load(config, path)
         undo.callback(model.close)
-        instances: list[Instance] = []
-        for name, device in placements(config):
-            instance = model.instance(name, device)
-            undo.callback(instance.close)
-            run_samples(samples, instance, file=prepared.file)
-            instances.append(instance)
+
+        def make(number: int) -> Instance:
+            instance = model.instance(*places[number])
+            try:
+                run_samples(samples, instance, file=prepared.file)
+            except BaseException:
+                instance.close()
+                raise
+            return instance
+
+        undo.callback(_close, instances)
+        for number in range(len(places)):
+            instances.append(make(number))  # noqa: PERF401  # those made so far are closed if one fails
         return LoadedVersion(
             version=version,
             config=config,
             signature=signature,
             model=model,
-            instances=tuple(instances),
+            instances=instances,
             labels=prepared.labels,
+            make=make,
             closing=undo.pop_all(),
             initial_state=prepared.initial_state,
         )
+
+
+def _close(instances: list[Instance]) -> None:
+    """Close those that stand in their places now, the last first."""
+    with ExitStack() as closing:
+        for instance in instances:
+            closing.callback(instance.close)
