@@ -110,6 +110,10 @@ class Answering:
         """Whether every instance of every version can execute."""
         return all(version.pool.healthy() for version in self.versions.values())
 
+    def trouble(self) -> str:
+        """Return why some instance cannot execute, ``""`` if all can."""
+        return next((v.pool.trouble() for v in self.versions.values() if not v.pool.healthy()), "")
+
     def idle(self) -> bool:
         """Whether nothing is queued, nothing runs and nothing is being encoded, in any version."""
         return all(v.scheduler.idle and v.encoding.idle for v in self.versions.values())
@@ -122,6 +126,7 @@ class Answering:
         """Leave what is still being encoded; nobody publishes it any more."""
         for version in self.versions.values():
             version.encoding.close()
+            version.scheduler.close()
 
     def offer(self, number: int, entries: Sequence[Entry]) -> Sequence[Refusal]:
         """Queue entries for a version; returns those that its queue has no room for."""
@@ -221,10 +226,15 @@ class Answering:
         answers, failures, output_ns = encoded
         version.observer.executed(batch, execution, output_ns=output_ns, failures=failures)
         finished = [entry for entry in batch.entries if entry is not None]
+        copies: list[tuple[Entry, Out]] = []
         for entry, error in failures:
             answers.append((entry, *self._error(entry, error, str(scheduler.version))))
+            if isinstance(error, BackendError):
+                # What the model failed on, after its last try; what a client sent wrong is its own.
+                self._give_up(scheduler, entry, error)
+                copies.append((entry, self._dead_letter(entry, error)))
         if version.ordering is None:
-            self._publish(answers, finished)
+            self._publish(answers, finished, copies)
         else:
             by_entry: dict[Entry, list[Answer]] = {entry: [] for entry in finished}
             for answer in answers:
@@ -267,17 +277,18 @@ class Answering:
             answers.append([(entry, *self._error(entry, error, entry.model_version))])
         self._release(ordering.done([refusal.entry for refusal in refusals], answers))
 
-    def broken(self, scheduler: Scheduler, batch: Batch, exc: BaseException) -> None:
-        """Answer a batch whose instance died; readiness falls with it (FAULTS B42)."""
-        logger.error(
-            "an instance of model '%s' version %d died: %r",
-            self._model_name,
-            scheduler.version,
-            exc,
-        )
-        error = BackendError(f"the instance of model '{self._model_name}' died: {exc!r}")
-        lost = [Refusal(entry, error) for entry in batch.entries if entry is not None]
-        self.refused(scheduler, lost)
+    def broken(self, scheduler: Scheduler, refusals: Sequence[Refusal]) -> None:
+        """Answer entries that were tried for the last time: their instance died, or ran for too long (FAULTS B42)."""
+        why = refusals[0].error.detail
+        logger.error("%d requests of '%s' are given up: %s", len(refusals), self._model_name, why)
+        for entry, error in refusals:
+            self._give_up(scheduler, entry, error)
+        self.refused(scheduler, refusals)
+
+    def _give_up(self, scheduler: Scheduler, entry: Entry, error: InferError) -> None:
+        """Let the record of a request that ran for the last time be kept as a dead letter, with the version."""
+        entry.error, entry.dead_letter = error, True
+        entry.model_version = str(scheduler.version)
 
     def failed(self, scheduler: Scheduler, exc: BaseException) -> None:
         """Pass on that the scheduler itself failed: a bug, after which nothing of it can be trusted (FAULTS B42)."""

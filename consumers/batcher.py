@@ -49,6 +49,12 @@ class Batcher(Protocol):
     def resize(self, instances: Set[int]) -> None:
         """Set which instances exist (SQ-21)."""
 
+    def limit(self, rows: int) -> None:
+        """Form no batch of more rows from now on, but for one request that has more; 0 is what the model allows.
+
+        Where a row is a sequence's own place (``direct``), batches stay as they are, and run in pieces.
+        """
+
     def wake_at(self) -> int | None:
         """Return the soonest time at which time alone changes the answer of `take` or `expire`."""
 

@@ -57,14 +57,11 @@ class DynamicBatcher(EntryQueue):
         """
         super().__init__(config)
         self._signature = signature
-        self._max_rows = max(1, signature.max_batch_size)
-        self._preferred = tuple(sorted(config.preferred_batch_size)) or (self._max_rows,)
-        self._preferred_rows = frozenset(self._preferred)
-        self._largest = self._preferred[-1]
+        self._sizes = tuple(sorted(config.preferred_batch_size))
+        self.limit(0)
         self._delay_ns = config.max_queue_delay_us * 1000
         self._alike = Alike(signature)
         self._must_compare = self._alike.must_compare
-        self._walk = _Walk(self.breaks)
         self._now_ns = 0
 
     def take(self, instance: int, now_ns: int, *, flush: bool = False) -> Batch | None:  # noqa: ARG002  # any instance may serve any request (DB-32)
@@ -78,6 +75,15 @@ class DynamicBatcher(EntryQueue):
         self.sweep(now_ns)
         count, _ = self._decide(now_ns, flush=flush)
         return Batch(self._signature, self.pop(count)) if count else None
+
+    def limit(self, rows: int) -> None:
+        """Form no batch of more rows from now on, 0 is ``max_batch_size``; preferred sizes above count no more."""
+        self._max_rows = rows or max(1, self._signature.max_batch_size)
+        within = [size for size in self._sizes if not rows or size <= rows]
+        self._preferred = tuple(within) or (self._max_rows,)
+        self._preferred_rows = frozenset(self._preferred)
+        self._largest = self._preferred[-1]
+        self._walk = _Walk(self.breaks)
 
     def wake_at(self) -> int | None:
         """Return when the delay of what is held back is over, or an entry expires; None if neither is to come.

@@ -1,22 +1,28 @@
 """Runs one batch on one instance and isolates what fails; called from the instance's own thread.
 
 A batch that raises is bisected until the culprit stands alone, so its neighbours still get results (DESIGN §5,
-FAULTS B31, B47); one with the wrong number of output rows or elements is run again entry by entry (B36). Padding rows
-are not run again. A model with memory of its own is never run twice: there the whole batch fails. The one broad
-``except`` of the service is here, around `Instance.execute`.
+FAULTS B31, B47); one with the wrong number of output rows or elements is run again entry by entry (B36). Where memory
+ran out, no further piece is larger than what may fit (B80). A batch whose backend is unavailable is not taken apart:
+no request is to blame. Padding rows are not run again. A model with memory of its own is never run twice: there the
+whole batch fails. The one broad ``except`` of the service is here, around `Instance.execute`.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.backends.backend import Instance
+from headrace.backends.out_of_memory import is_out_of_memory
+from headrace.consumers.ceiling import Ceiling
+from headrace.consumers.retry import piece_of
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import (
     BackendError,
+    Code,
     InferError,
     OutOfMemory,
     TooLarge,
@@ -43,6 +49,9 @@ class Execution(NamedTuple):
         started_ns: Monotonic time at which the instance began.
         gathered_ns: Inputs of the first run were joined by then.
         ended_ns: The last run had ended by then.
+        failed: Some part ended with an error.
+        ceiling: Rows that fit where more ran out of memory; 0 where memory was not short for the number of rows.
+        starved: Nothing succeeded, and a single request ran out of memory.
     """
 
     parts: Sequence[Part]
@@ -50,6 +59,60 @@ class Execution(NamedTuple):
     started_ns: int
     gathered_ns: int
     ended_ns: int
+    failed: bool = False
+    ceiling: int = 0
+    starved: bool = False
+
+
+class Ticket:
+    """The right of one execution to be heard, shared by the instance's thread and the loop.
+
+    Attributes:
+        began_ns: When the run that is under way began; 0 while none is.
+        lock: Held while what an execution leaves behind is written.
+        is_void: The execution was given up; whatever it still brings is not heard.
+    """
+
+    __slots__ = ("began_ns", "is_void", "lock")
+
+    def __init__(self) -> None:
+        """Start before the first run."""
+        self.began_ns = 0
+        self.is_void = False
+        self.lock = threading.Lock()
+
+    def void(self) -> None:
+        """Give the execution up; from here on it writes nothing."""
+        with self.lock:
+            self.is_void = True
+
+
+class _Memory:
+    """What an execution learns about the rows that fit.
+
+    Attributes:
+        limit: Rows that the next run may have; 0 is any.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = self._given = limit
+        self._short: list[Batch] = []
+
+    @property
+    def learned(self) -> int:
+        """Rows that may fit where more did not; 0 where nothing was learned."""
+        return min((max(1, piece.rows // 2) for piece in self._short), default=0)
+
+    def ran_out(self, piece: Batch) -> None:
+        """Take note of a run without enough memory.
+
+        One request alone that asks for too much says nothing about rows, nor do the runs that held it.
+        """
+        if len(piece) == 1:
+            self._short = [short for short in self._short if piece.first not in short.entries]
+        else:
+            self._short.append(piece)
+        self.limit = min(filter(None, (self._given, self.learned)), default=0)
 
 
 def execute(
@@ -60,6 +123,8 @@ def execute(
     decoupled: bool,
     now_ns: Callable[[], int] = time.monotonic_ns,
     max_state_bytes: int = 0,
+    ceiling: Ceiling | None = None,
+    ticket: Ticket | None = None,
 ) -> Execution:
     """Run a batch; never raises for what the model does.
 
@@ -72,6 +137,8 @@ def execute(
         decoupled: The model may give 0..n responses; else exactly one for each entry.
         now_ns: Monotonic time.
         max_state_bytes: Largest state of a sequence whose dims vary: it must fit into a record. 0 is any size.
+        ceiling: Rows that a run may have now; a batch with more runs in pieces, unless the model has memory of its own.
+        ticket: Where the beginning of each run is noted; once it is void, nothing further runs.
     """
     started = now_ns()
     with suppress(Exception):
@@ -79,25 +146,54 @@ def execute(
         batch.inputs()
     gathered = now_ns()
     parts: list[Part] = []
-    executions = 0
+    executions = succeeded = 0
+    starved = False
+    memory = _Memory(ceiling.rows if ceiling is not None and repeatable else 0)
     waiting = [batch]
     while waiting:
         piece = waiting.pop()
+        if 0 < memory.limit < piece.rows and len(piece) > 1:
+            waiting.extend(reversed(_within(piece, memory.limit)))
+            continue
+        if ticket is not None:
+            if ticket.is_void:
+                break
+            ticket.began_ns = now_ns()
         executions += 1
         try:
-            responses = _run(instance, piece, decoupled=decoupled, max_state_bytes=max_state_bytes)
+            responses = _run(instance, piece, decoupled, max_state_bytes, ticket)
             parts.append(Part(piece, responses, None))
+            succeeded += 1
         except InferError as exc:
-            if not repeatable or sum(entry is not None for entry in piece.entries) == 1:
-                parts.append(Part(piece, (), exc))
-            else:
+            if isinstance(exc, OutOfMemory):
+                memory.ran_out(piece)
+                starved = starved or len(piece) == 1
+            pieces = _pieces(piece, exc) if repeatable else ()
+            if pieces:
                 # Popped from the end, so the order of the entries is kept.
-                waiting.extend(reversed(_pieces(piece, exc)))
-    return Execution(parts, executions, started, gathered, now_ns())
+                waiting.extend(reversed(pieces))
+            else:
+                parts.append(Part(piece, (), exc))
+    if ticket is not None:
+        ticket.began_ns = 0
+    return Execution(
+        parts,
+        executions,
+        started,
+        gathered,
+        now_ns(),
+        failed=succeeded < len(parts),
+        ceiling=memory.learned,
+        starved=starved and not succeeded,
+    )
 
 
 def _run(
-    instance: Instance, batch: Batch, *, decoupled: bool, max_state_bytes: int
+    instance: Instance,
+    batch: Batch,
+    decoupled: bool,  # noqa: FBT001  # passed on as it came
+    max_state_bytes: int,
+    ticket: Ticket | None,
 ) -> list[Responses]:
     emitted: list[Responses] = []
     try:
@@ -105,14 +201,14 @@ def _run(
         if not decoupled:
             # Inside, for what a plug-in emits need not even be arrays.
             _check(instance, batch, emitted)
-        _keep_states(batch, emitted, max_state_bytes)
+        _keep_states(batch, emitted, max_state_bytes, ticket)
     except InferError:
         raise
-    except MemoryError as exc:
-        raise OutOfMemory(f"instance '{instance.name}' ran out of memory: {exc}") from exc
     except (
         Exception
     ) as exc:  # whatever a plug-in raises must end as an answer, not as a dead worker
+        if is_out_of_memory(exc):
+            raise OutOfMemory(f"instance '{instance.name}' ran out of memory: {exc}") from exc
         raise BackendError(
             f"instance '{instance.name}' failed: {type(exc).__name__}: {exc}"
         ) from exc
@@ -154,10 +250,13 @@ def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> No
         )
 
 
-def _keep_states(batch: Batch, emitted: Sequence[Responses], max_bytes: int) -> None:
+def _keep_states(
+    batch: Batch, emitted: Sequence[Responses], max_bytes: int, ticket: Ticket | None
+) -> None:
     """Give each step that succeeded the states that its sequence has then (SEMANTICS SB-07, SQ-17).
 
-    Nothing is given before everything was checked: whoever fails keeps the state from before the step.
+    Nothing is given before everything was checked: whoever fails keeps the state from before the step. And nothing
+    by an execution that was given up: its steps may be running again.
     """
     if not batch.signature.is_sequence:
         for responses in emitted:
@@ -175,6 +274,15 @@ def _keep_states(batch: Batch, emitted: Sequence[Responses], max_bytes: int) -> 
             made[row] = None
     if max_bytes and any(not state.output.fixed for state in batch.signature.states):
         _check_sizes(batch, made, max_bytes)
+    if ticket is None:
+        _give_states(batch, made)
+        return
+    with ticket.lock:
+        if not ticket.is_void:
+            _give_states(batch, made)
+
+
+def _give_states(batch: Batch, made: Sequence[StateOut | None]) -> None:
     for entry, out in zip(batch.entries, made, strict=True):
         if entry is not None:
             entry.state_out = out
@@ -202,13 +310,28 @@ def _check_ragged(
 
 
 def _pieces(batch: Batch, exc: InferError) -> list[Batch]:
+    """Return the pieces in which a failed batch is run again; none where it cannot be taken apart any further."""
     rows = [row for row, entry in enumerate(batch.entries) if entry is not None]
+    if isinstance(exc, OutOfMemory) and len(batch) > 1:
+        return _within(batch, max(1, batch.rows // 2))
+    if len(rows) == 1 or (exc.retriable and exc.code is Code.UNAVAILABLE):
+        return []
     if isinstance(exc, WrongOutput):
-        return [_piece(batch, [row]) for row in rows]
+        return [piece_of(batch, [row]) for row in rows]
     middle = len(rows) // 2
-    return [_piece(batch, rows[:middle]), _piece(batch, rows[middle:])]
+    return [piece_of(batch, rows[:middle]), piece_of(batch, rows[middle:])]
 
 
-def _piece(batch: Batch, rows: Sequence[int]) -> Batch:
-    states = [batch.states[row] for row in rows] if batch.states else ()
-    return Batch(batch.signature, [batch.entries[row] for row in rows], states)
+def _within(batch: Batch, limit: int) -> list[Batch]:
+    """Cut a batch, without its padding, into pieces of at most ``limit`` rows, or of one request that has more."""
+    cuts: list[list[int]] = []
+    size = 0
+    for row, entry in enumerate(batch.entries):
+        if entry is None:
+            continue
+        if not cuts or size + entry.rows > limit:
+            cuts.append([])
+            size = 0
+        cuts[-1].append(row)
+        size += entry.rows
+    return [piece_of(batch, cut) for cut in cuts]

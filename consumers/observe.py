@@ -75,6 +75,36 @@ class WorkerMetrics:
             ("model",),
             registry=registry,
         )
+        self.retries = Counter(
+            "headrace_retried_requests",
+            "Requests that are tried again after their execution failed.",
+            names,
+            registry=registry,
+        )
+        self.timeouts = Counter(
+            "headrace_execution_timeouts",
+            "Executions that were given up because they did not return in time.",
+            names,
+            registry=registry,
+        )
+        self.restarts = Counter(
+            "headrace_instance_restarts",
+            "Instances that were replaced by new ones.",
+            names,
+            registry=registry,
+        )
+        self.abandoned = Gauge(
+            "headrace_abandoned_executions",
+            "Given-up executions that still hang in their threads.",
+            names,
+            registry=registry,
+        )
+        self.ceiling = Gauge(
+            "headrace_batch_ceiling_rows",
+            "Rows that a batch may have since memory ran out; 0 is as many as the model allows.",
+            names,
+            registry=registry,
+        )
         self.loop_lag = Gauge(
             "headrace_loop_lag_seconds",
             "How late the event loop ran a timer, the longest of the last interval.",
@@ -96,6 +126,11 @@ class ModelObserver:
         self._compute = metrics.compute.labels(model, str(version))
         self._request = metrics.request.labels(model, str(version))
         self._rows = metrics.rows.labels(model, str(version))
+        self._retries = metrics.retries.labels(model, str(version))
+        self._timeouts = metrics.timeouts.labels(model, str(version))
+        self._restarts = metrics.restarts.labels(model, str(version))
+        self._abandoned = metrics.abandoned.labels(model, str(version))
+        self._ceiling = metrics.ceiling.labels(model, str(version))
 
     def executed(
         self,
@@ -146,10 +181,41 @@ class ModelObserver:
                 self.counts.failure[Failure.REJECTED] += 1
             case Reason.CANCELLED:
                 self.counts.failure[Failure.CANCELED] += 1
-            case Reason.BACKEND_FAILED:
+            case (
+                Reason.BACKEND_FAILED
+                | Reason.INSTANCE_DIED
+                | Reason.EXECUTION_TIMEOUT
+                | Reason.OUT_OF_MEMORY
+            ):
                 self.counts.failure[Failure.BACKEND] += 1
             case _:
                 self.counts.failure[Failure.OTHER] += 1
+
+    # What `headrace.consumers.recovery.Faults` and the instances' supervision tell.
+
+    def retried(self, requests: int) -> None:
+        """Count requests that are tried again."""
+        self._retries.inc(requests)
+
+    def ran(self, executions: int) -> None:
+        """Count executions after which no request was answered as executed (MX-04)."""
+        self.counts.exec_count += executions
+
+    def timed_out(self) -> None:
+        """Count an execution that was given up."""
+        self._timeouts.inc()
+
+    def ceiling(self, rows: int) -> None:
+        """Show the rows that a batch may have; 0 is what the model allows."""
+        self._ceiling.set(rows)
+
+    def restarted(self) -> None:
+        """Count an instance that was replaced."""
+        self._restarts.inc()
+
+    def abandoned(self, more: int) -> None:
+        """Show that so many more given-up executions hang, or fewer."""
+        self._abandoned.inc(more)
 
 
 _SEQUENCE_GAUGES = (

@@ -115,10 +115,15 @@ class OldestBatcher(SequenceBatcher):
     """Executions of any of an instance's sequences, the request that waits for longest first (SB-03, SQ-13)."""
 
     def _prepare(self, config: SequenceBatching) -> int:
-        self._max_rows = max(1, self._signature.max_batch_size)
-        self._preferred = config.preferred_batch_size
+        self._sizes = config.preferred_batch_size
+        self.limit(0)
         self._lines: dict[int, _Line] = {}
         return config.max_candidates
+
+    def limit(self, rows: int) -> None:
+        """Form no batch of more rows from now on, 0 is ``max_batch_size``; preferred sizes above count no more."""
+        self._max_rows = rows or max(1, self._signature.max_batch_size)
+        self._preferred = tuple(n for n in self._sizes if not rows or n <= rows)
 
     def _make_ready(self, lane: LiveSequence) -> None:
         assert lane.head is not None

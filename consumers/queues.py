@@ -185,6 +185,9 @@ class EntryQueue:
     def resize(self, instances: Set[int]) -> None:
         """Do nothing: any free instance may serve any entry (DB-32)."""
 
+    def limit(self, rows: int) -> None:
+        """Do nothing: by itself a queue puts no requests together."""
+
     def expire(self, now_ns: int) -> Sequence[Refusal]:
         """Remove and return the entries whose queue timeout (QT-04) or own deadline has passed."""
         self.sweep(now_ns)

@@ -2,6 +2,9 @@
 
 `Scheduler.dispatch` is called after every change (records offered, an instance freed, the timer fired, a
 drain begun): it assigns what it can and sets the one timer to the batcher's `wake_at`. It never waits.
+
+What failed and may be tried again (`headrace.consumers.recovery`) counts as executing until its last try, so that
+a drain and a revocation wait for it as for what runs, and goes before what the batcher has.
 """
 
 from __future__ import annotations
@@ -12,12 +15,22 @@ from functools import partial
 from typing import Protocol
 
 from headrace.consumers.batcher import Batcher, Refusal
-from headrace.consumers.execution import Execution, execute
+from headrace.consumers.ceiling import Ceiling
+from headrace.consumers.execution import Execution, Ticket, execute
+from headrace.consumers.overdue import Overdue
 from headrace.consumers.pool import Done, Work
+from headrace.consumers.recovery import FaultBounds, Faults, Recovery
+from headrace.consumers.retry import Held, Retries
 from headrace.consumers.sequence_batcher import SequenceBatcher
 from headrace.consumers.settings import Clock
 from headrace.schemas.batch import Batch, Entry
-from headrace.schemas.errors import Reason
+from headrace.schemas.errors import (
+    BackendError,
+    DeadlineExceeded,
+    ExecutionTimeout,
+    InferError,
+    Reason,
+)
 from headrace.schemas.record import TP
 
 STAGE_BATCHES = 4
@@ -44,6 +57,9 @@ class Instances(Protocol):
     def submit(self, number: int, work: Work, done: Done) -> None:
         """Run work on an instance, now or after what it is at, and call ``done`` in the loop."""
 
+    def abandon(self, number: int, error: InferError) -> None:
+        """Give up what an instance is at: its work is ``done`` with the error, and it is replaced."""
+
 
 class Outcomes(Protocol):
     """Who answers: the worker of the model."""
@@ -54,8 +70,8 @@ class Outcomes(Protocol):
     def refused(self, scheduler: Scheduler, refusals: Sequence[Refusal]) -> None:
         """Entries left the queue without running."""
 
-    def broken(self, scheduler: Scheduler, batch: Batch, exc: BaseException) -> None:
-        """An instance's thread died with a batch (FAULTS B42)."""
+    def broken(self, scheduler: Scheduler, refusals: Sequence[Refusal]) -> None:
+        """Entries were tried for the last time: their instance died with them, or they ran for too long (B42)."""
 
     def failed(self, scheduler: Scheduler, exc: BaseException) -> None:
         """The scheduler itself failed, by a bug: what it holds may never be answered, so somebody must know."""
@@ -68,7 +84,7 @@ class Scheduler:
         version: Version number.
         batcher: The only queue.
         draining: Nothing is held back for a better batch any more.
-        executing: Entries in batches at work.
+        executing: Entries in batches at work, and those that are tried again later.
     """
 
     def __init__(
@@ -83,6 +99,9 @@ class Scheduler:
         decoupled: bool = False,
         stage_rows: int = 0,
         max_state_bytes: int = 0,
+        max_rows: int = 0,
+        bounds: FaultBounds | None = None,
+        faults: Faults | None = None,
         clock: Clock,
     ) -> None:
         """Tie the parts together; nothing runs before entries are offered.
@@ -98,6 +117,9 @@ class Scheduler:
             stage_rows: Rows of a full batch, for a dynamic batcher without priorities: behind a deep queue its
                 instances get their next batch before they have ended the one they are at. 0 never does that.
             max_state_bytes: Largest state of a sequence, where its size varies; 0 is any.
+            max_rows: The model's ``max_batch_size``.
+            bounds: Of retries, of executions, and of the memory of memory errors.
+            faults: Who counts them.
             clock: Time.
         """
         self.version = version
@@ -106,12 +128,21 @@ class Scheduler:
         self.executing = 0
         self._instances = instances
         self._outcomes = outcomes
+        bounds = bounds or FaultBounds()
+        ceiling = Ceiling(max_rows, bounds.ceiling_hold_ns)
+        self._retries = Retries(bounds.retry)
+        self._recovery = Recovery(self._retries, ceiling, faults, repeatable=repeatable)
+        self._timeout_ns = bounds.execution_timeout_ns
+        self._overdue = (
+            Overdue(self._timeout_ns, clock.now_ns, self._give_up) if self._timeout_ns else None
+        )
         self._run = partial(
             run,
             repeatable=repeatable,
             decoupled=decoupled,
             now_ns=clock.now_ns,
             max_state_bytes=max_state_bytes,
+            ceiling=ceiling,
         )
         self._now_ns = clock.now_ns
         self._stage_above = STAGE_BATCHES * stage_rows
@@ -146,9 +177,14 @@ class Scheduler:
     def dispatch(self) -> None:
         """Give each free instance its next batch, and set the timer."""
         now = self._now_ns()
+        if self._recovery.ceiling.rows and self._recovery.rise(now):
+            self.batcher.limit(self._recovery.ceiling.rows)
         for free in tuple(self._instances.free):
             # All are asked: a sequence is bound to one instance, which has work where the others have none (SB-11).
-            self._give(free, now)
+            if self._retries and (again := self._retries.take(now)) is not None:
+                self._submit(free, again)
+            else:
+                self._give(free, now)
         if self._stage_above and self._last_run_ns < STAGE_BELOW_NS:
             # The queue holds several full batches, so none gets better by waiting until an instance is free; and a
             # short run would be followed by a wait for us, who may be decoding.
@@ -169,8 +205,13 @@ class Scheduler:
         if batch is None:
             return False
         self.executing += len(batch)
-        self._instances.submit(number, partial(self._run, batch=batch), partial(self._done, batch))
+        self._submit(number, batch)
         return True
+
+    def _submit(self, number: int, batch: Batch) -> None:
+        ticket = None if self._overdue is None else self._overdue.begin(number)
+        work = partial(self._run, batch=batch, ticket=ticket)
+        self._instances.submit(number, work, partial(self._done, batch, ticket))
 
     def drain(self) -> None:
         """Hold nothing back from now on."""
@@ -180,6 +221,8 @@ class Scheduler:
     def drop(self, tp: TP) -> Sequence[Entry]:
         """Remove the queued entries of a partition without answering."""
         dropped = self.batcher.drop(tp)
+        if self._retries and (held := self._retries.drop(tp)):
+            dropped = [*dropped, *self._let_go(held)]
         self.dispatch_soon()
         return dropped
 
@@ -199,29 +242,94 @@ class Scheduler:
             self._outcomes.refused(self, refusals)
             self.dispatch()
 
+    def fail(self, exc: BaseException) -> None:
+        """Tell whoever answers that nothing of this can go on."""
+        self._outcomes.failed(self, exc)
+
     def close(self) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
+        if self._overdue is not None:
+            self._overdue.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _done(self, batch: Batch, number: int, outcome: Execution | BaseException) -> None:  # noqa: ARG002  # the pool's callback shape
+    def _done(
+        self,
+        batch: Batch,
+        ticket: Ticket | None,
+        number: int,
+        outcome: Execution | BaseException,
+    ) -> None:
         try:
-            self.executing -= len(batch)
-            self.batcher.done(batch, self._now_ns())
+            if ticket is not None and self._overdue is not None:
+                self._overdue.end(ticket)
             if isinstance(outcome, Execution):
-                self._last_run_ns = outcome.ended_ns - outcome.started_ns
-            # The next batch first: the model runs while we encode this one's answers.
-            self.dispatch()
-            if isinstance(outcome, Execution):
-                self._outcomes.executed(self, batch, outcome)
+                self._ran(batch, outcome)
             else:
-                self._outcomes.broken(self, batch, outcome)
+                if ticket is not None:
+                    ticket.void()
+                self._lost(batch, number, outcome)
         except Exception as exc:  # noqa: BLE001  # a callback of the loop: nobody else would hear of it (FAULTS B42)
             self._outcomes.failed(self, exc)
 
+    def _ran(self, batch: Batch, outcome: Execution) -> None:
+        now = self._now_ns()
+        self._last_run_ns = outcome.ended_ns - outcome.started_ns
+        ended: Batch | None = batch
+        held = 0
+        if outcome.failed or outcome.ceiling or self._retries:
+            if self._recovery.learn(outcome, now):
+                self.batcher.limit(self._recovery.ceiling.rows)
+            ended, outcome, held = self._recovery.sort(batch, outcome, now)
+        self.executing += held - len(batch)
+        if ended is not None:
+            self.batcher.done(ended, now)
+        # The next batch first: the model runs while we encode this one's answers.
+        self.dispatch()
+        if ended is not None:
+            self._outcomes.executed(self, ended, outcome)
+
+    def _lost(self, batch: Batch, number: int, exc: BaseException) -> None:
+        """Go on after an instance that is gone, or was given up, with its batch."""
+        now = self._now_ns()
+        ended, error, held = self._recovery.lost(batch, exc, now)
+        self.executing += held - len(batch)
+        refusals: Sequence[Refusal] = ()
+        if ended is not None and error is not None:
+            if isinstance(self.batcher, SequenceBatcher) and not self._recovery.repeatable:
+                # What the instance remembered of its sequences is gone with it.
+                refusals = self.batcher.lose(number, batch, partial(_sequence_lost, error), now)
+            else:
+                self.batcher.done(ended, now)
+                refusals = [Refusal(entry, error) for entry in ended.entries if entry is not None]
+        self.dispatch()
+        if ended is not None:
+            self._outcomes.broken(self, refusals[: len(ended)])
+        if behind := refusals[0 if ended is None else len(ended) :]:
+            self._outcomes.refused(self, behind)
+
+    def _give_up(self, number: int) -> None:
+        """Abandon an execution that runs for too long."""
+        limit_ms = self._timeout_ns // 1_000_000
+        error = ExecutionTimeout(
+            f"the execution did not return within {limit_ms} ms (execution_timeout_ms) and was given up"
+        )
+        self._instances.abandon(number, error)
+
+    def _let_go(self, held: Sequence[Held]) -> list[Entry]:
+        """Take note that held requests are not tried again."""
+        entries: list[Entry] = []
+        for _, batch, _ in held:
+            self.executing -= len(batch)
+            self.batcher.done(batch, self._now_ns())
+            entries += [entry for entry in batch.entries if entry is not None]
+        return entries
+
     def _set_timer(self) -> None:
         self._wake(self.batcher.wake_at())
+        if self._retries:
+            self._wake(self._retries.wake_at(self._now_ns()))
 
     def _wake(self, wake_ns: int | None) -> None:
         if self._timer is not None:
@@ -241,6 +349,28 @@ class Scheduler:
             refusals = self.batcher.expire(self._now_ns())
             if refusals:
                 self._outcomes.refused(self, refusals)
+            if self._retries:
+                self._expire_held()
             self.dispatch()
         except Exception as exc:  # noqa: BLE001  # as in `_done`
             self._outcomes.failed(self, exc)
+
+    def _expire_held(self) -> None:
+        """Answer what is held and whose deadline has passed with the error of its last try."""
+        held = self._retries.expire(self._now_ns())
+        for each in held:
+            entries = self._let_go([each])
+            error = each.error or _NEVER_RAN
+            self._outcomes.broken(self, [Refusal(entry, error) for entry in entries])
+
+
+_NEVER_RAN = DeadlineExceeded(
+    "the request's deadline passed while no instance could execute", reason=Reason.DEADLINE_PASSED
+)
+
+
+def _sequence_lost(error: InferError, entry: Entry) -> InferError:
+    return BackendError(
+        f"sequence {entry.sequence_id} was lost with the memory that its instance kept of it: {error.detail}",
+        reason=Reason.SEQUENCE_LOST,
+    )

@@ -15,15 +15,15 @@ from headrace.backends.backend import Instance
 from headrace.consumers.announcing import Announcing
 from headrace.consumers.answering import Answering
 from headrace.consumers.batcher import Batcher
-from headrace.consumers.default import DefaultBatcher
-from headrace.consumers.dynamic import DynamicBatcher
 from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMetrics
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
 from headrace.consumers.scheduler import Instances, Scheduler
 from headrace.consumers.sequence_parts import SequenceParts
 from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.supervision import Supervision
 from headrace.consumers.version import Healthy, Version
+from headrace.consumers.version_parts import fault_bounds, make_batcher, stage_rows, supervision
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import LoadedModel, LoadedVersion
 from headrace.repository.repository import Repository
@@ -49,8 +49,8 @@ LOOP_LAG_INTERVAL_S = 0.25
 class InstancePool(Instances, Healthy, Protocol):
     """Instances with their threads: `headrace.consumers.pool.Pool`, or a simulation's."""
 
-    def start(self) -> None:
-        """Start them, inside the running loop."""
+    def start(self, supervision: Supervision | None = None) -> None:
+        """Start them, inside the running loop; ``supervision`` says how those that go away are replaced."""
 
     async def close(self, timeout_s: float) -> bool:
         """End them; False if one is still busy after the time."""
@@ -153,7 +153,11 @@ class Worker:
     def troubles(self) -> list[str]:
         """Return a sentence for each reason that keeps the worker from being ready."""
         found = [f"topic {name} does not exist" for name in self._missing]
-        found += [f"model '{n}': {w.trouble}" for n, w in self.models.items() if w.trouble]
+        found += [
+            f"model '{name}': {trouble}"
+            for name, worker in self.models.items()
+            if (trouble := worker.trouble or worker.answering.trouble())
+        ]
         found += [failure.text for failure in self._repository.failures.values()]
         return found
 
@@ -274,8 +278,8 @@ class Worker:
         self, name: str, loaded: LoadedVersion, batcher: Batcher, answering: Answering
     ) -> Version:
         pool = self._pool(loaded.instances, f"{name}-{loaded.version}")
-        pool.start()
         self._pools.append(pool)
+        observer = ModelObserver(name, loaded.version, self._metrics)
         scheduler = Scheduler(
             loaded.version,
             batcher,
@@ -283,11 +287,14 @@ class Worker:
             answering,
             repeatable=loaded.model.repeatable,
             decoupled=loaded.config.decoupled,
-            stage_rows=_stage_rows(loaded),
+            stage_rows=stage_rows(loaded),
             max_state_bytes=max_state_bytes(self._log.max_record_bytes),
+            max_rows=loaded.config.max_batch_size,
+            bounds=fault_bounds(loaded.config, self._settings),
+            faults=observer,
             clock=self._clock,
         )
-        observer = ModelObserver(name, loaded.version, self._metrics)
+        pool.start(supervision(loaded, scheduler, observer, self._settings))
         batching = loaded.config.dynamic_batching or loaded.config.sequence_batching
         return Version(
             scheduler,
@@ -382,17 +389,3 @@ class Worker:
                     worker.sequences.count()
                 in_flight = sum(part.in_flight for part in worker.partitions.values())
                 self._metrics.in_flight.labels(name).set(in_flight)
-
-
-def _stage_rows(loaded: LoadedVersion) -> int:
-    """Return the rows of a full batch where batches may be given out ahead; 0 where order may change until then."""
-    batching = loaded.config.dynamic_batching
-    return 0 if batching is None or batching.priority_levels else loaded.config.max_batch_size
-
-
-def make_batcher(loaded: LoadedVersion) -> Batcher:
-    """Return the scheduler that a version's configuration asks for, where it has no sequences."""
-    batching = loaded.config.dynamic_batching
-    if batching is None:
-        return DefaultBatcher(loaded.signature)
-    return DynamicBatcher(loaded.signature, batching)

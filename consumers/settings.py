@@ -32,7 +32,8 @@ class WorkerSettings:
         topic_check_interval_s: How often the topics' existence is checked, seconds (FAULTS B104).
         settle_retry_s: How long answers that cannot be published are tried again before the group member starts
             anew, seconds.
-        restart_backoff_s: Longest pause before a failed consumer is started again, seconds.
+        restart_backoff_s: Longest pause before a failed consumer is started again, or a broken instance is replaced,
+            seconds.
         max_reply_topics: Reply topics whose partition counts are remembered.
         max_cancels: Cancels remembered that came before their request.
         max_backlogged_sequences: Sequences of a partition that may wait for a slot where the model keeps memory of
@@ -46,6 +47,18 @@ class WorkerSettings:
         max_ended_sequences: Such markers of a partition; above, the oldest one goes early.
         sequence_skew_s: How far our clock and the broker's may differ, seconds: silence alone frees a sequence only
             this much after its idle limit (P-15).
+        max_attempts: Tries of a request whose execution fails in a way that may pass, the first included; then it is
+            answered with the error and kept as a dead letter.
+        retry_backoff_s: Pause before the second try, seconds; it doubles with each further one.
+        retry_backoff_max_s: Longest such pause, seconds.
+        execution_timeout_s: One execution of a model may take so long, seconds; then it is given up and its instance
+            replaced. 0 is any time. A model's parameter ``execution_timeout_ms`` goes before it.
+        max_abandoned_executions: Threads of a model version that may hang in given-up executions while their instances
+            are replaced; above, they are not any more, and readiness falls.
+        max_starved_executions: Single requests in a row that run out of memory before their instance counts as
+            broken and is replaced.
+        memory_ceiling_s: How long batches stay smaller after memory ran out, seconds; then they grow in steps of so
+            long, doubling, to what the model allows.
     """
 
     worker_id: str
@@ -73,6 +86,13 @@ class WorkerSettings:
     ended_ttl_s: float = 3600.0
     max_ended_sequences: int = 50_000
     sequence_skew_s: float = 5.0
+    max_attempts: int = 3
+    retry_backoff_s: float = 0.1
+    retry_backoff_max_s: float = 5.0
+    execution_timeout_s: float = 0.0
+    max_abandoned_executions: int = 4
+    max_starved_executions: int = 5
+    memory_ceiling_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

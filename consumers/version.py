@@ -18,6 +18,9 @@ class Healthy(Protocol):
     def healthy(self) -> bool:
         """Whether every instance can execute."""
 
+    def trouble(self) -> str:
+        """Return why one cannot; asked where ``healthy`` says no."""
+
 
 class Version:
     """One version of the model at work.

@@ -75,7 +75,7 @@ class Traffic:
         )
         if kind == "culprit":
             values[0][0] = CULPRIT
-            sent.status, sent.reason = "INTERNAL", "backend_failed"
+            sent.status, sent.reason, sent.dead_letter = "INTERNAL", "backend_failed", True
         if kind == "shape":
             values = [[*row, 0.0] for row in values]
             sent.status, sent.reason = "INVALID_ARG", "invalid_request"

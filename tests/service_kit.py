@@ -24,6 +24,7 @@ from headrace.consumers.service import Worker
 from headrace.consumers.settings import WorkerSettings
 from headrace.repository.repository import Repository
 from headrace.schemas.batch import Batch, Responses
+from headrace.schemas.errors import ConfigError
 from headrace.schemas.record import SOURCE, TP, Out, Record
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
@@ -389,6 +390,8 @@ class ScriptedBackend:
 
     Attributes:
         play: Called in the instance's thread with each batch; what it returns goes out, None is an echo.
+        repeatable: Batches may run again.
+        makes: How often its instance can still be made.
         executions: The request ids of each execution that began, in order.
         rows: Its rows, in the same order.
     """
@@ -404,6 +407,7 @@ class ScriptedBackend:
     def __init__(self, play: Play = lambda _: None, *, repeatable: bool = True) -> None:
         self.play = play
         self.repeatable = repeatable
+        self.makes = 1_000
         self.executions: list[list[str]] = []
         self.rows: list[int] = []
 
@@ -425,6 +429,9 @@ class ScriptedBackend:
 
     def instance(self, name: str, device: object) -> Self:
         """And its one instance."""
+        if not self.makes:
+            raise ConfigError("no instance can be made any more")
+        self.makes -= 1
         return self
 
     def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:

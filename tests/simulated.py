@@ -42,8 +42,9 @@ class SimulatedPool:
         self._instances = instances
         self.free = list(range(len(instances)))
 
-    def start(self) -> None:
+    def start(self, supervision: object = None) -> None:
         """Nothing to start."""
+        del supervision
 
     @property
     def busy(self) -> int:

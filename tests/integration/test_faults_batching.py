@@ -588,17 +588,19 @@ async def test_B41_a_planted_bug_is_found(root: Path) -> None:
 
 
 async def a_thread_dies(root: Path, **how) -> Run:
-    """The runner ends its own thread on the first request."""
+    """The runner ends its own thread on the first request, and there is no other one."""
 
     def leave(batch: Batch) -> None:
         raise SystemExit(3)
 
-    return await play(root, config(), asks(1), ScriptedBackend(leave), wait=False, **how)
+    backend = ScriptedBackend(leave, repeatable=False)
+    backend.makes = 1
+    return await play(root, config(), asks(1), backend, wait=False, **how)
 
 
 def check_death_shows(run: Run) -> None:
     """The request has its error, and nobody takes the worker for ready."""
-    assert run.error(0).reason is Reason.BACKEND_FAILED
+    assert run.error(0).reason is Reason.INSTANCE_DIED
     assert not run.is_ready
 
 
@@ -800,7 +802,7 @@ async def test_B47_a_model_with_memory_of_its_own_fails_as_a_whole(root: Path) -
     assert run.values(8) == [[9.0, -9.0]]
 
 
-def half(instance, batch: Batch, *, repeatable: bool, decoupled: bool, now_ns) -> Execution:
+def half(instance, batch: Batch, *, now_ns, **_: object) -> Execution:
     """B47's planted bug: after a failure only what ran before it is answered."""
     started = now_ns()
     emitted: list[Responses] = []

@@ -76,8 +76,9 @@ class HandPool:
         self.waiting: dict[int, tuple] = {}
         self._used: set[int] = set()
 
-    def start(self) -> None:
+    def start(self, supervision: object = None) -> None:
         """Nothing to start."""
+        del supervision
 
     @property
     def busy(self) -> int:

@@ -281,9 +281,10 @@ class InlinePool(Pool):
     def submit(self, number, work, done) -> None:
         """Run at once, here."""
         self.free.remove(number)
-        self._load[number] += 1
+        place = self._places[number]
+        place.waiting.append(done)
         loop = asyncio.get_running_loop()
-        loop.call_soon(lambda: self._finished(number, work(self.instances[number]), done))
+        loop.call_soon(lambda: self._finished(number, work(place.runner.instance), done))
 
 
 async def test_B2_the_check_finds_a_model_that_runs_in_the_loop(tmp_path):

@@ -291,10 +291,11 @@ async def asking(
     log: Log | None = None,
     gateway: GatewaySettings | None = None,
     play: Callable[[Batch], object] | None = None,
+    backend: ScriptedBackend | None = None,
 ) -> AsyncIterator[Asker]:
-    """Serve one model; its executions stop at a gate unless ``play`` says otherwise."""
+    """Serve one model; its executions stop at a gate unless ``play`` or ``backend`` says otherwise."""
     gate = Gate()
-    backend = ScriptedBackend(play or gate)
+    backend = backend or ScriptedBackend(play or gate)
     write_models(root, {"m": text})
     async with contextlib.AsyncExitStack() as stack:
         opened = log or await stack.enter_async_context(MemoryLog())
@@ -586,7 +587,9 @@ async def test_B42_a_dead_instance_shows_over_http(tmp_path: Path) -> None:
     def leave(batch: Batch) -> None:
         raise SystemExit(1)
 
-    async with asking(tmp_path, play=leave) as asker:
+    backend = ScriptedBackend(leave, repeatable=False)
+    backend.makes = 1
+    async with asking(tmp_path, backend=backend) as asker:
         status, body, _, _ = await asker.ask("a")
         assert (status, "died" in str(body["error"])) == (500, True)
         await asker.not_ready()

@@ -6,9 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from headrace.consumers.execution import Execution, execute
+from headrace.consumers.ceiling import Ceiling
+from headrace.consumers.execution import Execution, Ticket, execute
 from headrace.schemas.batch import Batch, Responses
-from headrace.schemas.errors import BackendError, OutOfMemory, WrongOutput
+from headrace.schemas.errors import (
+    BackendError,
+    BackendUnavailable,
+    OutOfMemory,
+    Retriable,
+    WrongOutput,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service_parts import ScriptedInstance, make_entry, make_signature
@@ -159,6 +166,110 @@ def test_memory_errors_halve_the_batch() -> None:
     execution = run(instance, batch_of(8))
     assert outcome(execution) == (list(range(8)), [])
     assert instance.batches[:2] == [list(range(8)), [0, 1, 2, 3]]
+
+
+def short_above(rows: int, poison: int | None = None) -> Callable[[Batch], None]:
+    """More rows do not fit, nor does one request alone."""
+
+    def script(batch: Batch) -> None:
+        if batch.rows > rows or poison in offsets(batch):
+            raise MemoryError("arena")
+
+    return script
+
+
+def test_B80_what_did_not_fit_is_not_tried_again_in_the_same_size() -> None:
+    """8 rows fit of 32: 32 and 16 fail once each, then four runs of 8; the ceiling is learned."""
+    instance = ScriptedInstance(short_above(8))
+    execution = run(instance, batch_of(32))
+    assert outcome(execution) == (list(range(32)), [])
+    assert [len(rows) for rows in instance.batches] == [32, 16, 8, 8, 8, 8]
+    assert (execution.ceiling, execution.starved, execution.failed) == (8, False, False)
+
+
+def test_B80_a_remembered_ceiling_cuts_a_batch_before_it_runs() -> None:
+    """As a batch of ``direct`` is, or one that was formed before the ceiling fell."""
+    ceiling = Ceiling(32, 1)
+    ceiling.lower(3, 0)
+    instance = ScriptedInstance(short_above(3))
+    execution = execute(instance, batch_of(8), repeatable=True, decoupled=False, ceiling=ceiling)
+    assert outcome(execution) == (list(range(8)), [])
+    assert instance.batches == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert execution.ceiling == 0
+
+
+def test_B80_one_request_that_asks_for_too_much_lowers_no_ceiling() -> None:
+    """Its neighbours run in the halves that it left behind, and nothing is said about rows."""
+    instance = ScriptedInstance(short_above(100, poison=5))
+    execution = run(instance, batch_of(16))
+    assert outcome(execution)[1] == [5]
+    assert (execution.ceiling, execution.starved, execution.failed) == (0, False, True)
+    assert max(len(rows) for rows in instance.batches[1:]) == 8
+
+
+@given(
+    st.integers(1, 12),
+    st.one_of(st.none(), st.integers(0, 19)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=20),
+)
+@settings(deadline=None, max_examples=100)
+def test_B80_whatever_fits_is_served(fits: int, poison: int | None, sizes: list[int]) -> None:
+    """Each request has one outcome; only what is too large alone, or poisoned, fails; the ceiling is never too low."""
+    entries = [make_entry((i, i), rows=rows, offset=i) for i, rows in enumerate(sizes)]
+    instance = ScriptedInstance(short_above(fits, poison))
+    execution = run(instance, Batch(SIGNATURE, entries))
+    good, bad = outcome(execution)
+    assert sorted(good + bad) == list(range(len(sizes)))
+    assert set(bad) == {i for i, rows in enumerate(sizes) if rows > fits or i == poison}
+    if execution.ceiling and poison is None and max(sizes) <= fits:
+        assert execution.ceiling >= max(1, (fits + 1) // 2)
+
+
+def test_B81_a_single_request_without_memory_starves_its_instance() -> None:
+    """Nothing succeeded, which says something about the instance."""
+    execution = run(ScriptedInstance(short_above(0)), batch_of(1))
+    assert (execution.starved, execution.failed, execution.ceiling) == (True, True, 0)
+    assert not run(ScriptedInstance(short_above(8, poison=0)), batch_of(2)).starved
+
+
+def test_memory_errors_of_runtimes_are_known_by_class_and_text() -> None:
+    """PyTorch's class without PyTorch, and CUDA's words in any exception."""
+
+    class OutOfMemoryError(RuntimeError):
+        """As torch names it."""
+
+    for error in (
+        OutOfMemoryError("x"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("cublas_status_alloc_failed"),
+    ):
+        (part,) = run(ScriptedInstance(raising({0}, lambda e=error: e)), batch_of(1)).parts
+        assert isinstance(part.error, OutOfMemory), error
+
+
+def test_a_batch_whose_backend_is_unavailable_is_not_taken_apart() -> None:
+    """No request is to blame; a `Retriable` error may be one's, and is bisected."""
+    instance = ScriptedInstance(raising({3}, lambda: BackendUnavailable("no")))
+    (part,) = run(instance, batch_of(8)).parts
+    assert (len(part.batch), len(instance.batches)) == (8, 1)
+    execution = run(ScriptedInstance(raising({3}, lambda: Retriable("no"))), batch_of(8))
+    assert outcome(execution)[1] == [3]
+
+
+def test_B42_an_execution_that_was_given_up_runs_no_further_piece() -> None:
+    """Its ticket is void when the first run returns: nothing more is asked of the model."""
+    ticket = Ticket()
+
+    def script(batch: Batch) -> None:
+        assert ticket.began_ns > 0
+        ticket.void()
+        raise BackendError("late")
+
+    instance = ScriptedInstance(script)
+    execute(instance, batch_of(8), repeatable=True, decoupled=False, ticket=ticket)
+    assert len(instance.batches) == 1
+    assert ticket.began_ns == 0
 
 
 def test_a_memory_error_of_a_single_request_is_typed() -> None:
