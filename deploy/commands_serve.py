@@ -56,6 +56,13 @@ WORKER = (
     "ended_ttl_secs",
     "snapshot_every",
     "sequence_skew_secs",
+    "max_attempts",
+    "retry_backoff_ms",
+    "retry_backoff_max_ms",
+    "execution_timeout_ms",
+    "max_abandoned_executions",
+    "max_starved_executions",
+    "memory_ceiling_secs",
 )
 PROCESS = (
     "strict_readiness",

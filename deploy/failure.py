@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import os
 
+from headrace.consumers.supervision import InstancesExhausted
 from headrace.schemas.errors import ConfigError, InferError, LogError
+
+EXHAUSTED = 75
+"""Exit status of a worker in which nothing of a model can execute any more (EX_TEMPFAIL): start it again."""
 
 
 class CommandFailed(Exception):
     """A command ends without success; the sentence is for people.
 
     Attributes:
-        status: Exit status of the process: 1, or 2 where the command line itself is wrong.
+        status: Exit status of the process: 1, 2 where the command line itself is wrong, or `EXHAUSTED`.
     """
 
     def __init__(self, sentence: str, *, status: int = 1) -> None:
@@ -39,6 +43,8 @@ def known_failure(exc: BaseException) -> CommandFailed | None:
     """
     if isinstance(exc, CommandFailed):
         return exc
+    if isinstance(exc, InstancesExhausted):
+        return CommandFailed(str(exc), status=EXHAUSTED)
     if isinstance(exc, ConfigError | LogError | InferError):
         return CommandFailed(str(exc))
     if isinstance(exc, BaseExceptionGroup):

@@ -145,6 +145,13 @@ def worker_settings(settings: Settings, port: int) -> WorkerSettings:
         ended_ttl_s=settings.ended_ttl_secs,
         snapshot_every=settings.snapshot_every,
         sequence_skew_s=settings.sequence_skew_secs,
+        max_attempts=settings.max_attempts,
+        retry_backoff_s=settings.retry_backoff_ms / 1000,
+        retry_backoff_max_s=settings.retry_backoff_max_ms / 1000,
+        execution_timeout_s=settings.execution_timeout_ms / 1000,
+        max_abandoned_executions=settings.max_abandoned_executions,
+        max_starved_executions=settings.max_starved_executions,
+        memory_ceiling_s=settings.memory_ceiling_secs,
     )
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from headrace.deploy.fault_settings import FaultSettings
 from headrace.schemas.errors import ConfigError
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 PREFIX = "HEADRACE_"
 """Of every environment variable."""
@@ -42,7 +43,7 @@ WORKER = _panel("Worker")
 PROCESS = _panel("Process")
 
 
-class Settings(BaseSettings):
+class Settings(FaultSettings):
     """The settings of one process, read once at its start and never changed."""
 
     model_config = SettingsConfigDict(
