@@ -128,12 +128,30 @@ class Backlog:
             self._partitions.move_to_end(tp)
         return lane
 
-    def pop_older(self, than_ns: int) -> LiveSequence | None:
-        """Take out the lane whose turn it is if its request was admitted before a time; there is one."""
-        part = next(iter(self._partitions.values()))
-        head = next(iter(part.lanes)).head
-        assert head is not None
-        return self.pop() if head.admitted_ns < than_ns else None
+    def exchange(self, lane: LiveSequence, head: Entry) -> LiveSequence | None:
+        """Let a lane wait and take out the one whose turn it is, which there is, if that one's request is older.
+
+        Args:
+            lane: Has a slot so far.
+            head: Its request.
+        """
+        tp, part = next(iter(self._partitions.items()))
+        first = next(iter(part.lanes))
+        assert first.head is not None
+        if first.head.admitted_ns >= head.admitted_ns:
+            return None
+        if lane.tp == tp and self._bounds is None and not self.timeouts.times:
+            # Once per step where many share few slots: the same as below.
+            del part.lanes[first]
+            self._number += 1
+            part.lanes[lane] = self._number
+            self._records += lane.waiting - first.waiting
+            if len(self._partitions) > 1:
+                self._partitions.move_to_end(tp)
+            return first
+        self.pop()
+        self.add(lane)
+        return first
 
     def remove(self, lane: LiveSequence) -> None:
         """Take a lane out, wherever it stands; its queue is as long as it was."""

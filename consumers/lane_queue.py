@@ -160,13 +160,10 @@ class LaneQueue(ABC):
         """Let a lane's head run: it has no error, and nothing of the lane runs."""
         head, state = lane.head, lane.state
         assert head is not None
-        if lane.slot != NO_SLOT:
-            if state is not None and state.flag is not _LIVE:
-                # The sequence is over, and its successor waits like any other new one (SQ-05, KX-03).
-                self._holders.free(lane)
-                self._fill()
-            elif self._parks and self._backlog.size:
-                self._give_way(lane, head)
+        if lane.slot != NO_SLOT and state is not None and state.flag is not _LIVE:
+            # The sequence is over, and its successor waits like any other new one (SQ-05, KX-03).
+            self._holders.free(lane)
+            self._fill()
         if head.version != self.version:
             self._holders.free(lane)
             self._size -= lane.waiting
@@ -175,22 +172,28 @@ class LaneQueue(ABC):
             self._timeouts.forget(lane)
             self._fill()
             self._on_moved(lane)
-        elif lane.slot != NO_SLOT:
-            self._make_ready(lane)
-        else:
+        elif lane.slot == NO_SLOT:
             self._admit(lane)
+        elif not (self._parks and self._backlog.size and self._gives_way(lane, head)):
+            self._make_ready(lane)
 
-    def _give_way(self, lane: LiveSequence, head: Entry) -> None:
+    def _gives_way(self, lane: LiveSequence, head: Entry) -> bool:
         """Park a lane that could go on if a backlogged one, whose turn it is, has a request that waits for longer."""
         if self._holders.is_leaving(lane):
             first = self._backlog.next().head
             assert first is not None
-            if first.admitted_ns < head.admitted_ns:
-                self._holders.park(lane)
-                self._fill()
-        elif (waiting := self._backlog.pop_older(head.admitted_ns)) is not None:
-            self._holders.hand_over(lane, waiting)
-            self._make_ready(waiting)
+            if first.admitted_ns >= head.admitted_ns:
+                return False
+            self._holders.park(lane)
+            self._fill()
+            self._admit(lane)
+            return True
+        waiting = self._backlog.exchange(lane, head)
+        if waiting is None:
+            return False
+        self._holders.hand_over(lane, waiting)
+        self._make_ready(waiting)
+        return True
 
     def _rest(self, lane: LiveSequence) -> None:
         """Take note that a lane has become idle."""
