@@ -57,7 +57,8 @@ def _measure(running: Broker, folder: Path, every: int, *, quick: bool) -> Itera
             )
             for live in LIVE
         ]
-    count, rounds = (30_000, 1) if quick else (60_000, 3)
+    # Long enough that the first fetches, and the partition that ends last, count for little.
+    count, rounds = (60_000, 1) if quick else (120_000, 3)
     pairs: dict[str, list[_Pair]] = {}
     for n in range(rounds):
         # Turned around each round: whoever goes first has the colder caches.
