@@ -99,7 +99,7 @@ class KafkaTransactionalProducer:
 
     async def begin(self) -> None:
         """Begin; the broker hears of it by what is sent."""
-        with self._translated("beginning a transaction"):
+        with self._translated("beginning"):
             self._raise_if_broken()
             await self._producer.running().begin_transaction()
 
@@ -126,13 +126,13 @@ class KafkaTransactionalProducer:
 
     async def commit(self) -> None:
         """Commit."""
-        with self._translated("committing a transaction"):
+        with self._translated("committing"):
             self._raise_if_broken()
             await self._producer.running().commit_transaction()
 
     async def abort(self) -> None:
         """Abort."""
-        with self._translated("aborting a transaction"):
+        with self._translated("aborting"):
             manager = self._manager()
             if manager.state is TransactionState.FATAL_ERROR:
                 self._raise_if_broken()
@@ -159,18 +159,17 @@ class KafkaTransactionalProducer:
 
     def _failure(self, exc: BaseException, doing: str) -> LogError | ProducerFenced:
         """Say what it was: aiokafka wraps it, or fails its futures with what followed from it."""
-        causes = [*_chain(exc), *_chain(self._broken_by())]
-        for cause in causes:
-            if isinstance(cause, FENCED):
-                return ProducerFenced(f"{self._id}: {type(cause).__name__}")
-        foreign = next((cause for cause in causes if isinstance(cause, LASTING)), None)
-        if foreign is not None:
-            said = exc if isinstance(exc, LogError) else translated(foreign, doing)
-            return LogError(said.detail, retriable=False)
-        if isinstance(exc, LogError):
-            return exc if exc.__cause__ is None else LogError(exc.detail, retriable=True)
+        own, broken = _chain(exc), _chain(self._broken_by())
+        if fenced := [cause for cause in [*own, *broken] if isinstance(cause, FENCED)]:
+            return ProducerFenced(f"{self._id}: {type(fenced[0]).__name__}")
+        if isinstance(exc, LogError) and exc.__cause__ is None:
+            return exc
+        lasts = [cause for cause in [*own, *broken] if isinstance(cause, LASTING)]
+        root = lasts[0] if lasts else (broken or own)[-1]
+        is_named = isinstance(exc, LogError) and exc.__cause__ is root
+        said = translated(exc if is_named else root, f"the transaction of {self._id}: {doing}")
         # Whatever else there is, such as a transaction that the broker does not know, is gone with this producer.
-        return LogError(translated(causes[-1] if causes else exc, doing).detail, retriable=True)
+        return LogError(said.detail, retriable=not lasts)
 
     def _raise_if_broken(self) -> None:
         """Raise what has ended this producer: aiokafka would fail an assertion."""

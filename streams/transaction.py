@@ -90,14 +90,16 @@ class Cut:
         """Return what is to be sent, the snapshots with or behind the last of the others, in parts of bounded size."""
         part = self.outs
         size = sum([len(out.value or b"") for out in part])
-        for chunk in self.snapshots:
-            self.chunks.append(chunk)
-            more = sum([len(out.value or b"") for out in chunk])
-            if part and size + more > ROUND_BYTES:
+        while True:
+            if size >= ROUND_BYTES:
                 yield part
                 part, size = [], 0
+            chunk = next(self.snapshots, None)
+            if chunk is None:
+                break
+            self.chunks.append(chunk)
             part = [*part, *chunk]
-            size += more
+            size += sum([len(out.value or b"") for out in chunk])
         if part:
             yield part
 
