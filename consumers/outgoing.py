@@ -68,16 +68,18 @@ class Outgoing:
         self._bound = bound
         self._records = records
         self._groups: dict[TP, _Group] = {}
+        # The same by the very object, which the entry keeps alive: steps of many partitions share a batch.
+        self._known: dict[int, _Group] = {}
 
     def answer(self, answers: Sequence[Answer]) -> None:
         """Add answers, addressed."""
         group, last = _NOBODY, None
-        limit, groups = self._limit, self._groups
+        limit, known = self._limit, self._known
         for entry, value, headers in answers:
             # Entries of one block share the object that names their partition.
             if entry.tp is not last:
                 last = entry.tp
-                group = groups.get(last) or self._group(last)
+                group = known.get(id(last)) or self._group(last)
             if group.epoch != entry.epoch:
                 continue
             topic, partition = group.target
@@ -103,11 +105,11 @@ class Outgoing:
     def finish(self, entries: Sequence[Entry]) -> None:
         """Note entries that are answered with what was added."""
         group, last = _NOBODY, None
-        groups = self._groups
+        known = self._known
         for entry in entries:
             if entry.tp is not last:
                 last = entry.tp
-                group = groups.get(last) or self._group(last)
+                group = known.get(id(last)) or self._group(last)
             if group.epoch == entry.epoch:
                 record = entry.record
                 group.offsets.append(record.offset)
@@ -134,6 +136,7 @@ class Outgoing:
         if group is None:
             target = self._placement.results(tp.partition)
             group = self._groups[tp] = _Group(self._partitions.get(tp), target)
+        self._known[id(tp)] = group
         return group
 
 
