@@ -241,14 +241,14 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
                 entry.id = text if len(raw) <= MAX_ID_BYTES else checked_id(text)
             elif name == SEQUENCE_ID:
                 has_sequence, sequence_id = True, raw
+            elif name.startswith(OPAQUE_PREFIX):
+                correlation.append((name, _opaque(name, raw)))
             elif name in _ECHOED:
                 if name in _CORRELATION_IDS:
                     entry.correlation_id = _opaque(name, raw)
                 correlation.append((name, _opaque(name, raw)))
             elif (reader := _READERS.get(name)) is not None:
                 reader(entry, raw)
-            elif name.startswith(OPAQUE_PREFIX):
-                correlation.append((name, _opaque(name, raw)))
             elif name == SEQUENCE_ID_TYPE:
                 has_sequence, sequence_type = True, raw
         except InferError as exc:
