@@ -200,6 +200,24 @@ def hungry() -> onnx.ModelProto:
     )
 
 
+def short_above(rows: int) -> onnx.ModelProto:
+    """Return an echo that asks for 2^46 elements where a batch has more rows: ``x`` FP32 [N,1] → ``y`` FP32 [N,1]."""
+    return model(
+        [
+            helper.make_node("Shape", ["x"], ["count"], start=0, end=1),
+            helper.make_node("Sub", ["count", "rows"], ["over"]),
+            helper.make_node("Max", ["over", "zero"], ["above"]),
+            helper.make_node("Mul", ["above", "much"], ["size"]),
+            helper.make_node("ConstantOfShape", ["size"], ["heap"]),
+            helper.make_node("ReduceSum", ["heap"], ["nothing"], keepdims=0),
+            helper.make_node("Add", ["x", "nothing"], ["y"]),
+        ],
+        [_value("x", "FP32", ["N", 1])],
+        [_value("y", "FP32", ["N", 1])],
+        {"rows": np.array([rows]), "zero": np.array([0]), "much": np.array([2**46])},
+    )
+
+
 def slow(size: int = 1024, steps: int = 200) -> onnx.ModelProto:
     """Return a chain of matrix products that takes a while: ``x`` FP32 [size,size] → ``y`` FP32 [1]."""
     nodes, source = [], "x"

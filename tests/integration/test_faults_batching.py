@@ -369,6 +369,11 @@ async def different_outputs(root: Path, content_type: str = AVRO, **how) -> Run:
 def check_own_outputs(run: Run) -> None:
     """Each has what it asked for and nothing else."""
     assert run.backend.executions == [["r1", "r2", "r3"]], "they did not share a batch"
+    check_answers_of_own_outputs(run)
+
+
+def check_answers_of_own_outputs(run: Run) -> None:
+    """Each has what it asked for and nothing else."""
     found = []
     for number in range(3):
         result = run.result(number)
@@ -386,6 +391,21 @@ async def test_B37_each_request_of_a_batch_gets_the_outputs_that_it_asked_for(
     root: Path, content_type: str
 ) -> None:
     check_own_outputs(await different_outputs(root, content_type))
+
+
+async def test_B37_the_outputs_that_were_asked_for_hold_when_a_batch_is_run_again(
+    root: Path,
+) -> None:
+    """Memory is short for three, so that the first runs apart from the others."""
+
+    def script(batch: Batch) -> None:
+        if len(batch) == 3:
+            raise MemoryError("short")
+
+    backend = ScriptedBackend(script)
+    run = await different_outputs(root, backend=backend)
+    assert backend.executions == [["r1", "r2", "r3"], ["r1"], ["r2"], ["r3"]]
+    check_answers_of_own_outputs(run)
 
 
 class Deaf(ResponseEncoder):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 from headrace.backends.backend import Instance
-from headrace.consumers.execution import Execution, execute
+from headrace.consumers.execution import Execution, Ticket, execute
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.errors import BackendError, TooLarge, WrongOutput
 from headrace.schemas.sequence import Flag, SequenceState
@@ -281,3 +281,16 @@ def test_a_state_that_outgrows_a_record_fails_alone() -> None:
     assert isinstance(error, TooLarge)
     assert "has 40 bytes, expected at most 32" in error.detail
     assert [one.state_out is None for one in entries] == [False, True, False]
+
+
+def test_B42_an_execution_that_was_given_up_leaves_no_state() -> None:
+    """Its steps may be running again: what comes late must not become the state of a step that failed since."""
+    ticket, batch = Ticket(), batch_of(1, 2)
+
+    def late(_: Batch) -> None:
+        ticket.void()
+
+    execute(Adding(late), batch, repeatable=True, decoupled=False, ticket=ticket)
+    assert states_of(batch) == {1: None, 2: None}
+    execute(Adding(), batch, repeatable=True, decoupled=False, ticket=Ticket())
+    assert states_of(batch) == {1: 101, 2: 102}
