@@ -156,6 +156,16 @@ class TestCut:
             assert await delivery.settle(at(worker, owner, 6, "")) == {owner: Outcome.SETTLED}
             assert await committed(source, owner) == (6, "")
 
+    async def test_P9_a_position_is_never_told_late(self, log, topic):
+        """D9: what a transaction has committed is told right behind it, and not what was committed before."""
+        owner = TP(topic, 0)
+        async with member(log, topic) as (worker, source, delivery):
+            told = []
+            for offset in range(1, 31):
+                await delivery.settle(at(worker, owner, offset))
+                told.append(await committed(source, owner))
+            assert told == [(offset, "") for offset in range(1, 31)]
+
     async def test_P10_a_cut_ends_at_its_settle(self, log, topic, target):
         """What is put while it runs goes with the next one, whatever becomes of the first."""
         owner = TP(topic, 0)
