@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from aiokafka import TopicPartition
 from aiokafka import errors as kafka_errors
 from aiokafka.errors import IllegalOperation, KafkaError
+from aiokafka.producer import sender
 from aiokafka.producer.transaction_manager import TransactionManager, TransactionState
 from aiokafka.structs import OffsetAndMetadata
 from headrace.schemas.errors import LogError
@@ -45,6 +46,12 @@ LASTING = (
 # EndTxn of version 5 came with Apache Kafka 4.0. Before, a committed position could be seen late by the next owner.
 END_TXN = 26
 NEEDED_END_TXN = 5
+# How soon a transaction is begun again where the markers of the one before are still being written: it takes a broker
+# few milliseconds, and an awaited reply waits for it.
+AGAIN_S = 0.005
+# Brokers refuse some batches and positions for a moment, while they ask the coordinator whether the transaction is
+# open: one in ten of them, measured. Kafka's default of 100 ms would make that the latency of an awaited reply.
+RETRY_BACKOFF_MS = 20
 BROKEN = (TransactionState.FATAL_ERROR, TransactionState.ABORTABLE_ERROR)
 
 
@@ -85,7 +92,10 @@ class KafkaTransactionalProducer:
         self._owner = owner
         self._id = transactional_id(group, owner)
         self._producer = KafkaProducer(
-            settings, transactional_id=self._id, transaction_timeout_ms=timeout_ms
+            settings,
+            transactional_id=self._id,
+            transaction_timeout_ms=timeout_ms,
+            retry_backoff_ms=min(RETRY_BACKOFF_MS, int(str(settings.client["retry_backoff_ms"]))),
         )
 
     def __repr__(self) -> str:
@@ -94,6 +104,7 @@ class KafkaTransactionalProducer:
 
     async def start(self) -> None:
         """Connect and take the id; returns behind the markers of what was open under it."""
+        sender.BACKOFF_OVERRIDE = AGAIN_S  # it has no option for it
         with self._translated(f"taking transactional id {self._id}"):
             await self._producer.start()
 

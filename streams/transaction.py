@@ -118,13 +118,20 @@ class Cut:
             self.outs = list(chunk)
             self.chunks.append(chunk)
         await producer.begin()
-        # The position travels beside the records: nothing of either is to be seen before the commit.
-        position = asyncio.create_task(producer.send_position(self.position))
+        # The position travels beside the records: nothing of either is to be seen before the commit. Behind the first
+        # of them, for a broker that is still at the transaction before is asked again sooner for partitions.
+        parts = [asyncio.create_task(self._send()), asyncio.create_task(self._send_position())]
         try:
-            for outs in self.rounds():
-                await producer.send(outs)
-            await position
+            await asyncio.gather(*parts)
         finally:
-            position.cancel()
-            await asyncio.gather(position, return_exceptions=True)
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
         await producer.commit()
+
+    async def _send(self) -> None:
+        for outs in self.rounds():
+            await self.owner.producer.send(outs)
+
+    async def _send_position(self) -> None:
+        await self.owner.producer.send_position(self.position)
