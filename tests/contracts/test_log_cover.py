@@ -6,17 +6,14 @@ import pytest
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.streams.log import (
-    EARLIEST,
-    LATEST,
     Feature,
     Mode,
     Outcome,
     Position,
-    Span,
     TopicSpec,
 )
 from headrace.streams.memory import MemoryLog
-from log_kit import PATIENCE_S, Snapshots, join, outs, records_of
+from log_kit import PATIENCE_S, Snapshots, join, outs, values
 from planted_covers import HastyLog, RashLog
 
 NEVER_MS = 3_600_000
@@ -32,16 +29,6 @@ async def topic(log, unique):
 
 def snapshots(topic, *values, partition=0):
     return [Out(topic, partition, b"key", b"s%d" % value) for value in values]
-
-
-async def values(log, topic, partition=0):
-    """Read everything that a partition holds."""
-    found = []
-    spans = {TP(topic, partition): Span(EARLIEST, LATEST)}
-    async with log.reader(spans, committed=True) as reader, asyncio.timeout(PATIENCE_S):
-        while not reader.done():
-            found += records_of(await reader.poll(1000, 1.0))
-    return [record.value for record in found]
 
 
 async def settle_with_snapshots(log, topic, state):
