@@ -443,16 +443,17 @@ async def test_B58_the_command_takes_a_file_of_properties_and_says_why_it_is_not
     http, metrics = free_ports(2)
     await rights.deny("bob", READ, TOPIC, topology.replies)
     async with worker_of(ruler, topology, tmp_path):
-        command = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headrace.deploy.cli", "gateway", "--kafka-config", str(file)),
-            *("--topic-prefix", topology.prefix, "--http-port", str(http)),
-            *("--metrics-port", str(metrics)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "HEADRACE_LOG_LEVEL": "debug"},
-        )
+        with (tmp_path / "log").open("wb") as log:
+            command = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "headrace.deploy.cli", "gateway"),
+                *("--kafka-config", str(file), "--topic-prefix", topology.prefix),
+                *("--http-port", str(http), "--metrics-port", str(metrics)),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "HEADRACE_LOG_LEVEL": "debug"},
+            )
         try:
-            await until_listening(http)
+            await until_listening(http, command, tmp_path / "log")
             async with aiohttp.ClientSession(f"http://127.0.0.1:{http}") as session:
                 asker = Asker(session)
                 await asker.until_ready(400, f"User:bob needs Read on Topic {topology.replies}")
@@ -461,20 +462,24 @@ async def test_B58_the_command_takes_a_file_of_properties_and_says_why_it_is_not
                 await asker.until_ready(200)
                 assert (await asker.infer())[0] == 200
         finally:
-            command.send_signal(signal.SIGTERM)
-            printed, _ = await asyncio.wait_for(command.communicate(), PATIENCE_S)
-        assert command.returncode == 0, printed.decode()
-        assert b"needs Read on Topic" in printed
-        assert b"secret" not in printed
+            if command.returncode is None:
+                command.send_signal(signal.SIGTERM)
+            status = await asyncio.wait_for(command.wait(), PATIENCE_S)
+        printed = (tmp_path / "log").read_text()
+        assert status == 0, printed
+        assert "needs Read on Topic" in printed
+        assert "secret" not in printed
 
 
-async def until_listening(port):
+async def until_listening(port, process, log):
     async with asyncio.timeout(PATIENCE_S):
         while True:
+            assert process.returncode is None, log.read_text()
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
                 await asyncio.sleep(0.05)  # another process's start
             else:
                 writer.close()
+                await writer.wait_closed()
                 return
