@@ -16,7 +16,7 @@ WORDS = (
     "out_of_memory",
     "outofmemory",
     "alloc_failed",
-    "memory could not be allocated",
+    "could not be allocated",
     # PyTorch on the host.
     "can't allocate memory",
 )

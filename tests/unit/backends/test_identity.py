@@ -10,7 +10,14 @@ from backend_kit import CPU, batch_of, completed, parsed, run, run_one, texts
 from headrace.backends.backend import find_backend
 from headrace.backends.identity import IdentityBackend, IdentityInstance, IdentityModel
 from headrace.schemas.batch import Batch
-from headrace.schemas.errors import BackendError, ConfigError, OutOfMemory, WrongOutput
+from headrace.schemas.errors import (
+    BackendError,
+    BackendUnavailable,
+    ConfigError,
+    OutOfMemory,
+    Retriable,
+    WrongOutput,
+)
 from headrace.schemas.model_config import ModelConfig
 from headrace.schemas.split import split_output
 
@@ -142,6 +149,33 @@ def test_B80_a_batch_above_the_limit_runs_out_of_memory() -> None:
     assert run(instance, requests(config, 1, 2))
     with pytest.raises(OutOfMemory, match="3 rows are above 2"):
         run(instance, requests(config, 1, 2, 3))
+
+
+def test_B80_memory_is_short_until_a_file_appears(tmp_path) -> None:
+    config, instance = ready(
+        out_of_memory_above_rows="0", out_of_memory_until_file=str(tmp_path / "mended")
+    )
+    with pytest.raises(OutOfMemory):
+        run(instance, requests(config, 1))
+    (tmp_path / "mended").touch()
+    assert run(instance, requests(config, 1))
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("error", BackendError),
+        ("retriable", Retriable),
+        ("unavailable", BackendUnavailable),
+        ("death", SystemExit),
+    ],
+)
+def test_fail_as_says_how_a_failure_looks(how, kind) -> None:
+    config, instance = ready(fail_if="7", fail_as=how)
+    with pytest.raises(kind, match="scripted failure: 7 in the batch") as caught:
+        run(instance, requests(config, 6, 7))
+    assert type(caught.value) is kind
+    assert run(instance, requests(config, 6))
 
 
 @pytest.mark.parametrize(("delta", "rows"), [("-1", 2), ("2", 5), ("-9", 0)])

@@ -58,3 +58,37 @@ def test_each_option_of_sequences_arrives_at_its_bound():
     assert bounds.ended_ttl_s == 4
     assert bounds.snapshot_every == 5
     assert bounds.sequence_skew_s == 6
+
+
+def test_the_defaults_of_faults_are_the_same_in_both_places():
+    bounds, plain = worker_settings(Settings(), 8003), WorkerSettings("w")
+    for name in (
+        "max_attempts",
+        "retry_backoff_s",
+        "retry_backoff_max_s",
+        "execution_timeout_s",
+        "max_abandoned_executions",
+        "max_starved_executions",
+        "memory_ceiling_s",
+    ):
+        assert getattr(bounds, name) == getattr(plain, name), name
+
+
+def test_each_option_of_faults_arrives_at_its_bound():
+    settings = Settings(
+        max_attempts=7,
+        retry_backoff_ms=20,
+        retry_backoff_max_ms=3000,
+        execution_timeout_ms=400,
+        max_abandoned_executions=5,
+        max_starved_executions=6,
+        memory_ceiling_secs=8,
+    )
+    bounds = worker_settings(settings, 8003)
+    assert (bounds.max_attempts, bounds.retry_backoff_s, bounds.retry_backoff_max_s) == (
+        7,
+        0.02,
+        3,
+    )
+    assert (bounds.execution_timeout_s, bounds.max_abandoned_executions) == (0.4, 5)
+    assert (bounds.max_starved_executions, bounds.memory_ceiling_s) == (6, 8)
