@@ -19,8 +19,8 @@ TEXTS = (
     "std::bad_alloc",
     "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.00 GiB",
     (
-        "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 "
-        "bytes. Error code 12 (Cannot allocate memory)"
+        "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+        "to allocate 8 bytes. Error code 12 (Cannot allocate memory)"
     ),
     "Requested amount of GPU memory (8 bytes) could not be allocated",
     "Error Code 2: OutOfMemory (no further information)",
