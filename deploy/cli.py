@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from headrace.deploy.commands_audit import audit
 from headrace.deploy.commands_dlq import app as dlq_app
 from headrace.deploy.commands_infer import infer
 from headrace.deploy.commands_models import app as models_app
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (serve, worker, gateway, infer, sequences, topics):
+for command in (serve, worker, gateway, infer, sequences, topics, audit):
     app.command()(command)
 app.add_typer(models_app, name="models")
 app.add_typer(dlq_app, name="dlq")

@@ -1,0 +1,242 @@
+"""`headrace audit` against a real broker: a table or JSON, examples with coordinates, and an exit status that tells."""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from audit_kit import TOPOLOGY, answer, request, value_of
+from headrace.deploy.cli import main
+from headrace.schemas.record import TP, Out
+from headrace.streams.kafka import KafkaLog
+from headrace.streams.log import LATEST, Mode, Position, Span
+from log_kit import PATIENCE_S, join
+
+CLEAN, FINDINGS, UNSURE = 0, 1, 2
+
+
+class Topics:
+    """The model's topics on the embedded broker, under a prefix of their own.
+
+    Attributes:
+        options: Of the command, to find them.
+    """
+
+    def __init__(self, log, prefix, bootstrap):
+        self.topology = replace(TOPOLOGY, prefix=prefix)
+        self.options = (f"--bootstrap-servers={bootstrap}", f"--topic-prefix={prefix}")
+        self.requests = self.topology.requests("echo")
+        self.results = self.topology.results("echo")
+        self._log = log
+
+    async def write(self, *outs):
+        """Write requests and answers, under this prefix."""
+        async with self._log.publisher() as publisher:
+            for out in outs:
+                topic = out.topic.replace(TOPOLOGY.prefix, self.topology.prefix, 1)
+                await publisher.publish(
+                    [Out(topic, out.partition, out.key, out.value, out.headers)]
+                )
+
+    def answer(self, partition, offset, **more):
+        """Return an answer to a request of ours."""
+        return answer(f"{self.requests}/{partition}/{offset}", **more)
+
+
+@pytest.fixture
+async def topics(embedded_properties, unique):
+    """Three requests in partition 0, each answered once."""
+    prefix = unique("t")
+    async with KafkaLog(embedded_properties) as log:
+        topics = Topics(log, prefix, embedded_properties["bootstrap.servers"])
+        await log.ensure([*topics.topology.shared_specs(), *topics.topology.model_specs("echo")])
+        await topics.write(*[request(0)] * 3)
+        await topics.write(*[topics.answer(0, offset) for offset in range(3)])
+        yield topics
+
+
+async def run(*arguments):
+    """Run ``headrace audit``; returns exit status, standard output and standard error."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headrace.deploy.cli", "audit", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "240"},
+    )
+    async with asyncio.timeout(90):
+        printed, complained = await process.communicate()
+    return process.returncode, printed.decode(), complained.decode()
+
+
+def rows(table):
+    """Return the cells of each row."""
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines()]
+    return [cells for cells in lines if cells]
+
+
+@pytest.mark.embedded
+async def test_a_clean_log_ends_with_0_and_a_table(topics):
+    code, table, complaints = await run("echo", *topics.options)
+    assert (code, complaints) == (CLEAN, "")
+    assert [cells[:6] for cells in rows(table)] == [
+        ["echo", "0", "0-3", "3", "3", "0"],
+        ["echo", "1", "0-0", "0", "0", "0"],
+        ["all", "", "", "3", "3", "0"],
+    ]
+    assert table.splitlines()[-1] == (
+        "Clean, as at_least_once promises: 3 of 3 requests are answered, 0 are pending."
+    )
+
+
+@pytest.mark.embedded
+async def test_findings_end_with_1_and_their_coordinates(topics):
+    """A name that somebody else chose never reaches the terminal as it is."""
+    await topics.write(
+        topics.answer(0, 1, value=value_of((9.0, 9.0))),
+        topics.answer(0, 77),
+        answer("\x1b[31m/0/5", to=(TOPOLOGY.results("echo"), 0)),
+        request(1),
+    )
+    code, table, complaints = await run(*topics.options)
+    assert (code, complaints) == (FINDINGS, "")
+    examples = [cells[1:] for cells in rows(table) if len(cells) == 5]
+    assert examples == [
+        [
+            "different",
+            f"{topics.requests}/0/1",
+            f"{topics.results}/0/1, {topics.results}/0/3",
+            "output 'OUTPUT0' has 1 and 9 at element 0",
+        ],
+        [
+            "orphaned",
+            f"{topics.requests}/0/77",
+            f"{topics.results}/0/4",
+            "there is no such request",
+        ],
+        ["orphaned", r"'\x1b[31m/0/5'", f"{topics.results}/0/5", "there is no such partition"],
+    ]
+    assert "\x1b[31m" not in table
+    assert table.splitlines()[-1] == (
+        "Not as at_least_once promises: 0 missing, 1 duplicated (0 of them equal), 2 orphaned."
+    )
+
+
+@pytest.mark.embedded
+async def test_json_says_the_same_and_which_promise_is_broken(topics):
+    """An equal duplicate is allowed at least once, and never exactly once; what no group has committed is pending."""
+    await topics.write(topics.answer(0, 1), request(1))
+    code, document, _ = await run(*topics.options, "--json")
+    report = json.loads(document)
+    assert (code, report["verdict"]) == (CLEAN, "clean")
+    assert (report["total"]["duplicated_equal"], report["total"]["pending"]) == (1, 1)
+    (model,) = report["models"]
+    assert [p["requests"] for p in model["partitions"]] == [3, 1]
+    assert model["examples"] == [
+        {
+            "kind": "repeated",
+            "source": f"{topics.requests}/0/1",
+            "answers": [f"{topics.results}/0/1", f"{topics.results}/0/3"],
+            "detail": "equal",
+        }
+    ]
+    code, document, _ = await run(
+        *topics.options, "--json", "--delivery=exactly_once", "--examples=0"
+    )
+    report = json.loads(document)
+    assert (code, report["verdict"], report["delivery"]) == (FINDINGS, "findings", "exactly_once")
+    assert report["models"][0]["examples"] == []
+
+
+@pytest.mark.embedded
+async def test_a_range_is_audited_alone(topics):
+    await topics.write(topics.answer(0, 2, value=value_of((9.0, 9.0))))
+    for arguments, requests, status in (
+        (("--offsets", "0:0-2"), 2, CLEAN),
+        (("--offsets", "0:2-"), 1, FINDINGS),
+        (("--since", "1h"), 3, FINDINGS),
+        (("--until", "2020-01-01T00:00:00"), 0, CLEAN),
+    ):
+        code, document, complaints = await run("echo", *topics.options, *arguments, "--json")
+        assert complaints == ""
+        assert (json.loads(document)["total"]["requests"], code) == (requests, status), arguments
+
+
+@pytest.mark.embedded
+async def test_what_cannot_be_told_ends_with_2(topics, embedded_properties):
+    """An answer that was due in a topic that is not there; a model that is not; a Kafka that is not."""
+    code, _, complaints = await run("eko", *topics.options)
+    assert (code, len(complaints.splitlines())) == (UNSURE, 1)
+    assert ".eko.requests of model 'eko' does not exist" in complaints
+    code, _, complaints = await run("--bootstrap-servers=127.0.0.1:1")
+    assert (code, len(complaints.splitlines())) == (UNSURE, 1)
+    await topics.write(request(0, reply=("not.allowed", 0)))
+    async with committing(embedded_properties, topics, 4):
+        code, table, _ = await run("echo", *topics.options)
+    assert code == UNSURE
+    assert "its answer was due in 'not.allowed'/0, which does not exist or is not allowed" in table
+    assert table.splitlines()[-1].startswith("Cannot tell: 1 answers may have been deleted")
+
+
+@asynccontextmanager
+async def committing(properties, topics, offset):
+    """Let a member of the model's group commit that it has finished partition 0 up to an offset."""
+    tp = TP(topics.requests, 0)
+    async with KafkaLog(properties, commit_interval_ms=0) as log:
+        async with log.reader({tp: Span(LATEST)}) as reader:
+            assert reader.positions()[tp] == offset
+        member, source = join(log, topics.topology.group("echo"), topics.requests)
+        async with source:
+            async with asyncio.timeout(PATIENCE_S):
+                while tp not in member.epochs:
+                    await source.poll(1, 0.1)
+                delivery = log.delivery(source, Mode.AT_LEAST_ONCE)
+                await delivery.settle({tp: Position(offset, "", member.epochs[tp])})
+                await delivery.flush()
+            yield
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "no Kafka is named: give --bootstrap-servers host:port"),
+        (["--log-level", "x"], "--log-level = x: expected 'debug'"),
+        (
+            ["m", "--since", "soon"],
+            "--since is 'soon', expected 15m, 2026-01-31T12:00:00 or epoch",
+        ),
+        (["m", "--until", "9" * 16], "--until is '9999"),
+        (["m", "--offsets", "0-9"], "--offsets is '0-9', expected PARTITION:FIRST-END such as"),
+        (["m", "--offsets", "0:9-1"], "expected an end that is not before the first offset"),
+        (["--offsets", "0:1-9"], "--offsets goes with one model and no times, found 0 models"),
+        (
+            ["m", "--offsets", "0:1-9", "--since", "1h"],
+            "--offsets goes with one model and no times, found 1 models and times",
+        ),
+        (["m/x", "--offsets", "0:1-9"], "model = m/x: cannot be (part of) a topic's name"),
+        (["--delivery", "twice"], "Invalid value for '--delivery'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_stumble_ends_with_2_and_never_with_1(capsys, monkeypatch, arguments, sentence):
+    """1 would say that something was found."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("HEADRACE_BOOTSTRAP_SERVERS", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        main(["audit", *arguments])
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert caught.value.code == UNSURE
+    assert "Traceback" not in printed.err
+
+
+def test_help_tells_the_statuses_and_has_examples(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as caught:
+        main(["audit", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert not caught.value.code
+    assert "Ends with 0 if it is clean, 1 if the promise is broken, 2 if it cannot tell" in text
+    assert "headrace audit resnet vad --delivery exactly_once --since 2h --json" in text
