@@ -21,6 +21,7 @@ COMMANDS = (
     ["dlq", "list"],
     ["dlq", "show"],
     ["dlq", "redrive"],
+    ["audit"],
     ["topics"],
 )
 
