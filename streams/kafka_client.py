@@ -21,7 +21,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
-from headrace.streams.kafka_rights import NOBODY, Needs
+from headrace.streams.kafka_rights import ABOUT, NOBODY, Needs
 
 T = TypeVar("T")
 
@@ -33,6 +33,7 @@ FATAL = (
     kafka_errors.AuthenticationFailedError,
     kafka_errors.SaslAuthenticationFailed,
     kafka_errors.UnsupportedSaslMechanismError,
+    *ABOUT,
 )
 
 

@@ -60,7 +60,10 @@ class KafkaProducer:
             never_create(producer.client)
             try:
                 await bounded(
-                    producer.start(), self._settings.request_timeout_s, "starting the producer"
+                    producer.start(),
+                    self._settings.request_timeout_s,
+                    "starting the producer",
+                    self._settings.needs(),
                 )
             except BaseException:
                 await producer.client.close()

@@ -28,7 +28,7 @@ from headrace.streams.kafka_names import (
     Parse,
     Value,
 )
-from headrace.streams.kafka_rights import Needs, Right
+from headrace.streams.kafka_rights import Needs, Operation, Right
 from headrace.streams.kafka_security import principal_of, security
 
 ENVIRONMENT_PREFIX = "HEADRACE_KAFKA_"
@@ -58,9 +58,9 @@ class KafkaSettings:
     principal: str = ""
     warnings: tuple[str, ...] = field(default=())
 
-    def needs(self, *rights: Right) -> Needs:
-        """Return what our principal needs for something, to be named where brokers refuse it."""
-        return Needs(self.principal, rights)
+    def needs(self, *rights: Right, others: Operation | None = None) -> Needs:
+        """Return what our principal needs for something, to be named where brokers refuse it; see `Needs`."""
+        return Needs(self.principal, rights, others)
 
     @property
     def request_timeout_s(self) -> float:

@@ -69,10 +69,12 @@ class Needs:
     Attributes:
         principal: Who the broker takes us for, such as ``User:ann``; ``""`` where only the broker knows.
         rights: Each that is needed.
+        others: What is done with topics that `rights` do not name; None where there are no others.
     """
 
     principal: str
     rights: tuple[Right, ...]
+    others: Operation | None = None
 
     def missing(self, exc: BaseException) -> str:
         """Return who needs what, as a clause; ``""`` where the error is not about rights.
@@ -88,10 +90,13 @@ class Needs:
             return ""
         resource, names = ABOUT[type(cause)], _names(cause)
         known = [right for right in self.rights if right.resource is resource]
-        lacking = [right for right in known if right.name in names] or known
-        if not lacking:
-            return self.clause(_unknown(resource, sorted(names)))
-        return self.clause(" and ".join(map(str, lacking)))
+        if resource is Resource.TOPIC and names:
+            known = [right for right in known if right.name in names]
+        if not known:
+            operation = self.others if resource is Resource.TOPIC else USUAL.get(resource)
+            what = f"{operation or 'a right'} on {resource} {' and '.join(sorted(names))}"
+            return self.clause(what.rstrip())
+        return self.clause(" and ".join(map(str, known)))
 
     def clause(self, what: str) -> str:
         """Return who needs it: ``User:ann needs Read on Topic a``."""
@@ -118,8 +123,3 @@ def _names(exc: BaseException) -> set[str]:
     """Return what an error names: aiokafka gives it a topic, a set of them, a group, or nothing."""
     found = exc.args[0] if exc.args else ()
     return {found} if isinstance(found, str) else {str(name) for name in found or ()}
-
-
-def _unknown(resource: Resource, names: list[str]) -> str:
-    operation = USUAL.get(resource, "a right")
-    return f"{operation} on {resource} {' and '.join(names)}".rstrip()

@@ -23,6 +23,7 @@ from headrace.schemas.record import TP, Out
 from headrace.streams.kafka_client import FATAL, translated
 from headrace.streams.kafka_producer import KafkaProducer
 from headrace.streams.kafka_properties import KafkaSettings
+from headrace.streams.kafka_rights import Operation, Resource, Right, topics_rights
 from headrace.streams.log import Position
 from headrace.streams.transaction import ProducerFenced
 
@@ -91,6 +92,12 @@ class KafkaTransactionalProducer:
         self._group = group
         self._owner = owner
         self._id = transactional_id(group, owner)
+        self._needs = settings.needs(
+            Right(Operation.WRITE, Resource.TRANSACTIONAL_ID, self._id),
+            Right(Operation.READ, Resource.GROUP, group),
+            *topics_rights(Operation.READ, [owner.topic]),
+            others=Operation.WRITE,
+        )
         self._producer = KafkaProducer(
             settings,
             transactional_id=self._id,
@@ -178,7 +185,8 @@ class KafkaTransactionalProducer:
         lasts = [cause for cause in [*own, *broken] if isinstance(cause, LASTING)]
         root = lasts[0] if lasts else (broken or own)[-1]
         is_named = isinstance(exc, LogError) and exc.__cause__ is root
-        said = translated(exc if is_named else root, f"the transaction of {self._id}: {doing}")
+        doing = f"the transaction of {self._id}: {doing}"
+        said = translated(exc if is_named else root, doing, self._needs)
         # Whatever else there is, such as a transaction that the broker does not know, is gone with this producer.
         return LogError(said.detail, retriable=not lasts)
 

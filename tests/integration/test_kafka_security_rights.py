@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
 from guarded_kit import acls, guarded_broker
 from headrace.consumers.service import Worker
 from headrace.consumers.settings import WorkerSettings
@@ -26,8 +24,8 @@ from headrace.schemas.tensor import Tensor
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.http import HttpServer, HttpSettings
 from headrace.streams.kafka import KafkaLog
-from headrace.streams.kafka_client import translated
 from headrace.streams.kafka_rights import Operation, Resource
+from headrace.streams.kafka_transaction import KafkaTransactionalProducer, transactional_id
 from headrace.streams.log import EARLIEST, Position, Span, TopicSpec
 from headrace.streams.topology import Topology
 from log_kit import Worker as Member
@@ -207,38 +205,39 @@ async def test_a_right_that_goes_while_a_member_runs_is_named_and_heals_in_the_n
     await consume(bob, topic)
 
 
-async def test_rights_of_transactions_are_named_too(guarded, rights, ruler, bob, unique):
-    """The errors of aiokafka's own producer, by the translation that everything of ours uses."""
-    topic, name = unique("t"), unique("tx")
-    await ruler.ensure([TopicSpec(topic, 1)])
-    for operation in (READ, WRITE):
-        await rights.allow("bob", operation, TOPIC, topic)
+async def test_rights_of_transactions_are_named_too_and_last(rights, ruler, bob, unique):
+    """Each right in turn: of the transactional id, the results, the group, the requests; then it commits."""
+    requests, results, group = unique("requests"), unique("results"), unique("g")
+    await ruler.ensure([TopicSpec(requests, 1), TopicSpec(results, 1)])
+    owner = TP(requests, 0)
+    name = transactional_id(group, owner)
 
     async def transaction():
-        producer = AIOKafkaProducer(**bob._settings.client, transactional_id=name)
+        producer = KafkaTransactionalProducer(bob._settings, group, owner, timeout_ms=10_000)
         try:
             await producer.start()
-            async with producer.transaction():
-                await producer.send(topic, b"v", partition=0)
-                await producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, topic)
+            await producer.begin()
+            await producer.send([Out(results, 0, None, b"v")])
+            await producer.send_position(Position(0, ""))
+            await producer.commit()
         finally:
-            await producer.stop()
+            await producer.close()
 
-    needs = bob._settings.needs()
+    for topic in (requests, results):
+        await rights.allow("bob", DESCRIBE, TOPIC, topic)
     await rights.allow("bob", DESCRIBE, Resource.TRANSACTIONAL_ID, name)
-    for sentence, operation, resource, what in (
-        (
-            f"User:bob needs Write on TransactionalId {name}",
-            WRITE,
-            Resource.TRANSACTIONAL_ID,
-            name,
-        ),
-        (f"User:bob needs Read on Group {topic}", READ, GROUP, topic),
+    for right in (
+        (WRITE, Resource.TRANSACTIONAL_ID, name),
+        (WRITE, TOPIC, results),
+        (READ, GROUP, group),
+        (READ, TOPIC, requests),
     ):
-        with pytest.raises(KafkaError) as refused:
+        operation, resource, what = right
+        wanted = re.escape(f"User:bob needs {operation} on {resource} {what}")
+        with pytest.raises(LogError, match=wanted) as refused:
             await asyncio.wait_for(transaction(), PATIENCE_S)
-        assert translated(refused.value, "x", needs).detail == f"x is not allowed: {sentence}"
-        await rights.allow("bob", operation, resource, what)
+        assert not refused.value.retriable
+        await rights.allow("bob", *right)
     await asyncio.wait_for(transaction(), PATIENCE_S)
 
 

@@ -16,6 +16,7 @@ from headrace.streams.kafka_rights import (
 ANN = Needs(
     "User:ann",
     (Right(Operation.READ, Resource.GROUP, "g"), *topics_rights(Operation.READ, {"b", "a"})),
+    others=Operation.WRITE,
 )
 
 
@@ -30,6 +31,7 @@ ANN = Needs(
         ),
         (errors.TopicAuthorizationFailedError("b"), "User:ann needs Read on Topic b"),
         (errors.TopicAuthorizationFailedError({"a"}), "User:ann needs Read on Topic a"),
+        (errors.TopicAuthorizationFailedError({"c"}), "User:ann needs Write on Topic c"),
         (
             errors.TransactionalIdAuthorizationFailed("t"),
             "User:ann needs Write on TransactionalId t",
