@@ -221,8 +221,10 @@ class ModelSequences:
         """Go on with a partition that was suspended; False if it was not."""
         if self._suspended.pop(part.tp, None) is None:
             return False
+        if not self.store.resume(part.tp):
+            self.close(part.tp)
+            return False
         self.sequences.resume(part.tp, part.epoch)
-        self.store.resume(part.tp)
         return True
 
     def forget_suspended(self, older_than_s: float = 0.0, *, but: Set[TP] = frozenset()) -> None:

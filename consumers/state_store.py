@@ -157,11 +157,11 @@ class StateStore(Generic[S]):
         part.dirty.update({key: restored.states[key] for key in restored.unreadable})
         self._parts[tp] = part
 
-    def resume(self, tp: TP) -> None:
-        """Go on with a partition that came back (P-7): what waited for a settle to be tried again was dropped."""
-        part = self._parts.get(tp)
-        if part is not None:
+    def resume(self, tp: TP) -> bool:
+        """Go on with a partition that came back (P-7); what waited for a settle was dropped. False: it is forgotten."""
+        if (part := self._parts.get(tp)) is not None:
             part.withdraw()
+        return part is not None
 
     def close(self, tp: TP) -> None:
         """Forget a partition; a commit of it that has begun still writes what was fixed."""
@@ -311,6 +311,10 @@ class StateStore(Generic[S]):
         if part is not None:
             part.commit(position.offset)
 
+    def aborted(self, owner: TP) -> None:
+        """Forget a partition: nobody knows what of it is committed, and the takeover that follows reads it (P-10)."""
+        self.close(owner)
+
     def due(self, tp: TP, now_ms: int) -> bool:
         """Say whether something waits for a settle and a commit, even though nothing may be answered for long.
 
@@ -324,9 +328,8 @@ class StateStore(Generic[S]):
     def pending(self, tp: TP) -> int:
         """Return how many keys of a partition have no acknowledged snapshot of their latest state."""
         part = self._parts.get(tp)
-        if part is None:
-            return 0
-        return len({*part.staged, *part.settling, *part.dirty, *part.frozen})
+        keys = () if part is None else (*part.staged, *part.settling, *part.dirty, *part.frozen)
+        return len(set(keys))
 
     def _due(self, part: StoredPartition[S], now_ms: int) -> Iterator[bytes]:
         return part.due(now_ms - self._ended_ttl_ms, self._max_markers)

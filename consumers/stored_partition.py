@@ -63,6 +63,7 @@ class StoredPartition(Generic[S]):
         answers: The same as taken over, from the committed offset on.
         foreign: Key → other takeovers' nonces under which it may still be in the topic, the winner's last.
         forgetting: Keys of own tombstones that a commit is writing.
+        removing: Keys and foreign nonces of others' tombstones that it is writing.
         superseded: Keys with foreign nonces of which an own snapshot is acknowledged.
         waiting: Key → offset and time of writing of markers that no commit has passed.
         passed: Key → time of writing of those that one has passed, in the order in which that came, ms.
@@ -82,6 +83,7 @@ class StoredPartition(Generic[S]):
         "publishing",
         "raced",
         "recorded",
+        "removing",
         "settling",
         "staged",
         "superseded",
@@ -109,6 +111,7 @@ class StoredPartition(Generic[S]):
         self.recorded: dict[bytes, dict[int, Out]] = {}
         self.publishing: dict[bytes, dict[int, Out]] = {}
         self.forgetting: set[bytes] = set()
+        self.removing: set[tuple[bytes, bytes]] = set()
         self.superseded: dict[bytes, None] = {}
         self.waiting: dict[bytes, tuple[int, int]] = {}
         self.passed: dict[bytes, int] = {}
@@ -146,6 +149,7 @@ class StoredPartition(Generic[S]):
         self.frozen.update(self.dirty)
         self.dirty = {}
         self.forgetting.clear()  # of a commit that failed
+        self.removing.clear()
         if self.emitted:
             self.raced.update(self.frozen)
         if self.unsaved:
@@ -201,7 +205,7 @@ class StoredPartition(Generic[S]):
             yield key
 
     def removable(self, due: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the other takeovers' keys and nonces that may go now.
+        """Return the other takeovers' keys and nonces that may go now; each once in a commit.
 
         Where an own snapshot is acknowledged, all of them; where a restored marker is due, the winner only when
         the others are gone.
@@ -211,6 +215,8 @@ class StoredPartition(Generic[S]):
             nonces = self.foreign.get(key, ())
             if nonces and key not in self.superseded and not self.is_pending(key):
                 found += [(key, nonce) for nonce in nonces[:-1] or nonces]
+        found = [gone for gone in found if gone not in self.removing]
+        self.removing.update(found)
         return found
 
     def withdraw(self) -> None:

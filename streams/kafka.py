@@ -37,7 +37,6 @@ from headrace.streams.log import (
     Source,
     Span,
     TopicSpec,
-    TransactionalCover,
 )
 from headrace.streams.transaction import TRANSACTION_TIMEOUT_MS
 from headrace.streams.transaction_delivery import MAX_TRANSACTIONS, TransactionalDelivery
@@ -175,9 +174,7 @@ class KafkaLog:
             return KafkaDelivery(
                 self._producer, source, cover, commit_interval_s=self._commit_interval_s
             )
-        if self._why_no_transactions:
-            raise LogError(self._why_no_transactions, retriable=False)
-        assert cover is None or isinstance(cover, TransactionalCover), "it must know of aborts"
+        self.require(mode)
         delivery = TransactionalDelivery(
             source,
             cover,
@@ -191,6 +188,11 @@ class KafkaLog:
         )
         source.adopt(delivery)
         return delivery
+
+    def require(self, mode: Mode) -> None:
+        """Refuse exactly_once where the broker that was reached on entering cannot do it."""
+        if mode is Mode.EXACTLY_ONCE and self._why_no_transactions:
+            raise LogError(self._why_no_transactions, retriable=False)
 
     def publisher(self) -> KafkaPublisher:
         """Make a publisher."""

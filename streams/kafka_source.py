@@ -289,16 +289,16 @@ class KafkaSource:
         """
         return self._epochs.get(tp) == epoch and self._is_admitted()
 
-    async def is_assignee(self, tp: TP, epoch: int) -> bool:
-        """Ask the coordinator whether a partition is ours under this epoch; `LogError` if it cannot be reached."""
-        if not self.owns(tp, epoch):
-            return False
+    async def still_assigned(self, epochs: Mapping[TP, int]) -> Set[TP]:
+        """Ask the coordinator, by one heartbeat, which are ours; `LogError` if it cannot be reached."""
+        if not any(self.owns(*owner) for owner in epochs.items()):
+            return frozenset()
         answer = await bounded(
             is_member(self._running()._coordinator, self.group, self._member),  # noqa: SLF001  # see `kafka_group`
             self._settings.request_timeout_s,
             f"asking for the membership in group {self.group}",
         )
-        return answer and self.owns(tp, epoch)
+        return {tp for tp, epoch in epochs.items() if answer and self.owns(tp, epoch)}
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
         """Commit in one request and return the partitions that were refused: not ours under that epoch (P-8).

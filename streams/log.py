@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self
 
 from headrace.schemas.record import TP, Out, Record
 
@@ -186,6 +186,13 @@ class Source(Protocol):
             LogError: The coordinator cannot be reached.
         """
 
+    async def still_assigned(self, epochs: Mapping[TP, int]) -> Set[TP]:
+        """Ask the group which of these partitions are ours under their epochs; commits nothing (DELIVERY P-5, P-8).
+
+        Raises:
+            LogError: The coordinator cannot be reached.
+        """
+
 
 class Reader(Protocol):
     """Reads spans of partitions without a group: replies, status, cancels, replay. An async context manager."""
@@ -235,15 +242,10 @@ class Cover(Protocol):
     def committed(self, owner: TP, position: Position) -> None:
         """The position is committed."""
 
-
-@runtime_checkable
-class TransactionalCover(Cover, Protocol):
-    """What exactly_once asks of a cover beyond that."""
-
     def aborted(self, owner: TP) -> None:
-        """Nothing since the last `committed` is known to be committed: state is as of there (DELIVERY P-10).
+        """Forget an owner's state: nothing since the last `committed` is known to be committed (DELIVERY P-10).
 
-        The owner is taken over again, or is not ours any more.
+        Only in exactly_once. The owner is taken over again, or is not ours any more.
         """
 
 
@@ -362,10 +364,17 @@ class Log(Protocol):
         Args:
             source: Of this log.
             mode: The guarantee.
-            cover: A `TransactionalCover` for exactly_once.
+            cover: What else is to be durable.
 
         Raises:
-            LogError: exactly_once, where the brokers cannot do it (DELIVERY P-9).
+            LogError: As `require`.
+        """
+
+    def require(self, mode: Mode) -> None:
+        """Make sure that deliveries of this guarantee can be made.
+
+        Raises:
+            LogError: It is exactly_once, and the brokers cannot do it (DELIVERY P-9); no later try can mend it.
         """
 
     def publisher(self) -> Publisher:

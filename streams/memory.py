@@ -24,7 +24,6 @@ from headrace.streams.log import (
     Source,
     Span,
     TopicSpec,
-    TransactionalCover,
 )
 from headrace.streams.memory_delivery import MemoryDelivery, MemoryPublisher
 from headrace.streams.memory_group import MemoryGroup
@@ -120,7 +119,6 @@ class MemoryLog:
         assert isinstance(source, MemorySource), "a delivery belongs to a source of the same log"
         if mode is Mode.AT_LEAST_ONCE:
             return MemoryDelivery(self, source, cover)
-        assert cover is None or isinstance(cover, TransactionalCover), "it must know of aborts"
         delivery = TransactionalDelivery(
             source,
             cover,
@@ -131,6 +129,9 @@ class MemoryLog:
         )
         source.adopt(delivery)
         return delivery
+
+    def require(self, mode: Mode) -> None:
+        """Everything can be done in memory."""
 
     def publisher(self) -> MemoryPublisher:
         """Make a publisher."""

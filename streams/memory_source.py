@@ -176,6 +176,15 @@ class MemorySource:
         """Commit what was read, once more; returns the partitions that the group still counts as ours."""
         return positions.keys() - await self.commit(positions)
 
+    async def still_assigned(self, epochs: Mapping[TP, int]) -> Set[TP]:
+        """Ask the group."""
+        await asyncio.sleep(0)
+        return {
+            tp
+            for tp, epoch in epochs.items()
+            if self.owns(tp, epoch) and self.group.owns(self, tp, epoch)
+        }
+
     def kept(self) -> Set[TP]:
         """Return the partitions of the last assignment that were ours in the generation before it, too."""
         return self._kept & self._epochs.keys()
@@ -189,11 +198,6 @@ class MemorySource:
     def owns(self, tp: TP, epoch: int) -> bool:
         """Say whether a partition is ours under this epoch, as far as this member knows."""
         return self._epochs.get(tp) == epoch
-
-    async def is_assignee(self, tp: TP, epoch: int) -> bool:
-        """Ask the group."""
-        await asyncio.sleep(0)
-        return self.owns(tp, epoch) and self.group.owns(self, tp, epoch)
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
         """Commit and return the partitions that were refused: not ours under that epoch (P-8)."""

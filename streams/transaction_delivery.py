@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
-from headrace.streams.log import Outcome, Position, TransactionalCover
+from headrace.streams.log import Cover, Outcome, Position
 from headrace.streams.transaction import Cut, Owner, ProducerFenced, TransactionalProducer
 
 logger = logging.getLogger("headrace.streams")
@@ -39,8 +39,8 @@ class Member(Protocol):
     def owns(self, tp: TP, epoch: int) -> bool:
         """Say whether a partition is ours under this epoch, as far as this member knows."""
 
-    async def is_assignee(self, tp: TP, epoch: int) -> bool:
-        """Ask the group whether a partition is ours under this epoch; `LogError` if nobody answers."""
+    async def still_assigned(self, epochs: Mapping[TP, int]) -> Set[TP]:
+        """Ask the group which partitions are ours under these epochs; `LogError` if nobody answers."""
 
 
 _Ended: TypeAlias = tuple[Outcome, LogError | None]
@@ -52,7 +52,7 @@ class TransactionalDelivery:
     def __init__(
         self,
         member: Member,
-        cover: TransactionalCover | None,
+        cover: Cover | None,
         *,
         make_producer: Callable[[TP], TransactionalProducer],
         check: Callable[[Out], None],
@@ -292,7 +292,7 @@ class TransactionalDelivery:
     async def _is_assignee(self, owner: Owner) -> bool:
         """Ask the group: a member that has not heard of its loss must not fence the new owner in turn (P-6)."""
         try:
-            return await self._member.is_assignee(owner.tp, owner.epoch)
+            return bool(await self._member.still_assigned({owner.tp: owner.epoch}))
         except LogError:
             return self._member.owns(owner.tp, owner.epoch)
 
