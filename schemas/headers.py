@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.schemas.batch import Entry
+from headrace.schemas.claim_check import claimed, read_claim
 from headrace.schemas.errors import InferError, InvalidRequest, Reason, Unsupported
 from headrace.schemas.infer import InferRequest, SequenceId
 from headrace.schemas.record import (
@@ -154,12 +155,9 @@ def _attempt(entry: Entry, raw: bytes | None) -> None:
     entry.set_attempt(number)
 
 
-def _claim_check(_entry: Entry, _raw: bytes | None) -> None:
-    raise Unsupported(
-        f"header '{CLAIM_CHECK}' names a value that is kept elsewhere, which is not supported yet, "
-        "expected the value in the record",
-        reason=Reason.UNSUPPORTED_CLAIM_CHECK,
-    )
+def _claim_check(_entry: Entry, raw: bytes | None) -> None:
+    read_claim(raw)
+    raise claimed()  # whoever has a store fetches the value and decodes the record again
 
 
 def _opaque(name: str, raw: bytes | None) -> bytes:

@@ -413,10 +413,20 @@ def envelope_cases() -> Iterator[Case]:
         ),
         (
             "a claim check",
-            ("claim-check", b"s3://x"),
+            (
+                "claim-check",
+                b'{"url":"s3://x/y","size":1,"sha256":"' + b"0" * 64 + b'"}',
+            ),
             "unsupported_claim_check",
-            ("claim-check", "not supported"),
+            ("claim-check", "none is configured here"),
             {"status": "UNSUPPORTED", "dead_letter": False},
+        ),
+        (
+            "a claim check that is none",
+            ("claim-check", b"s3://x"),
+            "invalid_header",
+            ("claim-check", "s3://x", "JSON"),
+            {},
         ),
         (
             "framing",

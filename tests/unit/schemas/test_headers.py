@@ -31,6 +31,8 @@ ALL = (
     ("attempt", b"1"),
 )
 
+CLAIM = b'{"url":"s3://a/b","size":1,"sha256":"%b"}' % (b"0" * 64)
+
 
 def read(*headers):
     """Read headers that must be good, and return what they set."""
@@ -246,7 +248,7 @@ def test_B32_an_unknown_content_type_lists_those_that_exist(name):
         ("content-type", AVRO.encode() + b"; framing=confluent", Reason.UNSUPPORTED_FRAMING),
         ("content-type", AVRO.encode() + b";Framing = Confluent", Reason.UNSUPPORTED_FRAMING),
         ("accept", AVRO.encode() + b"; framing=confluent", Reason.UNSUPPORTED_FRAMING),
-        ("claim-check", b"s3://a/b", Reason.UNSUPPORTED_CLAIM_CHECK),
+        ("claim-check", CLAIM, Reason.UNSUPPORTED_CLAIM_CHECK),
     ],
 )
 def test_B35_what_is_not_offered_yet_says_so(name, raw, reason):
