@@ -14,7 +14,7 @@ from headrace.repository.repository import Repository
 from headrace.schemas.config_text import config_to_json
 from headrace.schemas.errors import LogError
 from headrace.streams.announce import Announcer
-from headrace.streams.log import Log, Mode
+from headrace.streams.log import Log
 from headrace.streams.status import (
     JsonObject,
     ModelState,
@@ -149,7 +149,7 @@ class Announcing:
             versions=tuple(versions),
             queues=tuple(queues),
             draining=worker.draining,
-            guarantee=Mode.AT_LEAST_ONCE,
+            guarantee=worker.mode,
             interval_ms=int(self._settings.status_interval_s * 1000),
             url=self._settings.advertised_url,
             sequences=None if worker.sequences is None else worker.sequences.count(),

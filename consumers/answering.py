@@ -44,6 +44,7 @@ class Answering:
     Attributes:
         versions: Version number → what serves it.
         records: Answers of sequences are remembered with their state (P-16).
+        replies: Topic of answers that follow the commit of their records (P-13); ``""`` where none do.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Answering:
         self._room_made: Callable[[], None] = lambda: None
         self._failed: Callable[[BaseException], None] = lambda _: None
         self.records = False
+        self.replies = ""
 
     def attach(
         self,
@@ -354,6 +356,7 @@ class Answering:
             max_bytes=self._max_bytes,
             bound=self._bound,
             records=self.records,
+            replies=self.replies,
         )
         outgoing.answer(answers)
         for entry, out in copies:

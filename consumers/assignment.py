@@ -1,9 +1,9 @@
 """Taking partitions over and handing them back, by the rules of DELIVERY (P-5…P-8).
 
-The group's callbacks only note and start tasks; a takeover reads the committed position with its finished
-offsets, then the state of sequences where the model has them, makes sure that it is still the owner, seeks and
-resumes. A revocation drops what is queued, waits for what executes, settles, commits, and
-is bounded by ``revoke_grace``. Lost partitions are dropped and nothing is published for them.
+The group's callbacks only note and start tasks; a takeover ends what an earlier owner has left open (in exactly_once),
+reads the committed position with its finished offsets, then the state of sequences where the model has them, makes sure
+that it is still the owner, seeks and resumes. A revocation drops what is queued, waits for what executes, settles,
+commits, and is bounded by ``revoke_grace``. Lost partitions are dropped and nothing is published for them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Protocol
 
 from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.partition import Partition
+from headrace.consumers.pauses import Pauses
 from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
-from headrace.streams.log import Delivery, Position, Source
+from headrace.streams.log import Delivery, Mode, Outcome, Position, Source
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Assignment:
         start: Callable[[Coroutine[None, None, None]], object],
         drop: Callable[[TP], int],
         next_epoch: Callable[[], int],
+        mode: Mode = Mode.AT_LEAST_ONCE,
         stateful: Stateful | None = None,
         suspend: Callable[[TP], int] | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class Assignment:
             start: Starts a task in the worker's task group.
             drop: Removes a partition's queued entries and returns how many they were.
             next_epoch: Counts takeovers over the worker's whole life.
+            mode: The guarantee of the delivery.
             stateful: What is taken over with a partition beside its position; None for stateless models.
             suspend: As ``drop``, of a revoked partition that may come back: its state is kept.
         """
@@ -89,12 +92,16 @@ class Assignment:
         self._start = start
         self._drop = drop
         self._next_epoch = next_epoch
+        self._mode = mode
         self._stateful = stateful
         self._suspend = suspend or drop
         self._source: Source | None = None
         self._delivery: Delivery | None = None
         self._settler: Settler | None = None
         self._leaving = asyncio.Lock()
+        self._revoked: set[TP] = set()
+        self._waiting: set[TP] = set()  # to be taken over again
+        self._pauses = Pauses(FIRST_RETRY_S, settings.restart_backoff_s)
 
     def attach(self, source: Source, delivery: Delivery, settler: Settler) -> None:
         """Bring the parts that need this object to be made."""
@@ -102,12 +109,13 @@ class Assignment:
 
     def complete(self) -> bool:
         """Whether every assigned partition has been taken over."""
-        return all(part.active for part in self.partitions.values())
+        return not self._waiting and all(part.active for part in self.partitions.values())
 
     def assigned(self, tps: Set[TP], epoch: int) -> None:
         """Note the partitions and start taking them over."""
         assert self._source is not None
         self.rebalances += 1
+        self._revoked -= tps
         if self._stateful is not None:
             self._stateful.forget_suspended(but=self._source.kept())
         self._begin(tps, epoch)
@@ -117,6 +125,7 @@ class Assignment:
         assert self._delivery is not None
         assert self._settler is not None
         self.rebalances += 1
+        self._revoked |= tps
         parts = [part for tp in tps if (part := self.partitions.get(tp)) is not None]
         whole = [part for part in parts if part.active]  # the others were not taken over yet
         for part in parts:
@@ -128,11 +137,14 @@ class Assignment:
         waits_until = deadline - min(FLUSH_S, (deadline - clock()) / 4)
         try:
             while (now := clock()) < deadline:
-                is_executing = now < waits_until and any(part.in_flight > 0 for part in parts)
+                ours = [
+                    part for part in parts if self._is_ours(part)
+                ]  # the others' settles were aborted meanwhile
+                is_executing = now < waits_until and any(part.in_flight > 0 for part in ours)
                 # What is on its way is worth a moment: else its new owner would answer it again.
-                if not is_executing and not any(part.answered or part.settling for part in parts):
+                if not is_executing and not any(part.answered or part.settling for part in ours):
                     break
-                self._settler.schedule(at_once=True)
+                self._settler.hurry()
                 await self._settler.progress(min(PROGRESS_S, deadline - now))
             is_committed = await self._flush(deadline - clock())
             for part in parts:
@@ -164,14 +176,26 @@ class Assignment:
                 self._remove(part)  # at once: results of what executes are dropped
                 self._start(self._forget(part))
 
-    def again(self, part: Partition) -> None:
-        """Take a partition over once more from its committed position: a settle of it was aborted."""
+    def again(self, part: Partition, outcome: Outcome = Outcome.ABORTED) -> None:
+        """Take a partition over once more from its committed position.
+
+        Args:
+            part: Nothing that it has not committed counts; what executes of it is dropped on its return.
+            outcome: What became of its settle. Aborted: at once, if it is the first time; after a pause where another
+                producer has its transactional id, or where it keeps failing. Fenced, in exactly_once: it is dropped,
+                until the group says that it is ours all the same (DELIVERY P-6).
+        """
         if self.partitions.get(part.tp) is not part:
             return  # it changed hands meanwhile, and may be ours anew: that takeover stands
         part.active = False
         self._drop(part.tp)
         self._remove(part)
-        self._start(self._start_again(part))
+        pause_s = 0.0
+        if self._mode is Mode.EXACTLY_ONCE:
+            now = asyncio.get_running_loop().time()
+            is_fenced = outcome is Outcome.PRODUCER_FENCED
+            pause_s = self._pauses.next_s(part.tp, now, is_fenced=is_fenced)
+        self._start(self._start_again(part, pause_s))
 
     def _begin(self, tps: Set[TP], source_epoch: int) -> None:
         parts = []
@@ -197,12 +221,41 @@ class Assignment:
         else:
             self._stateful.close(part.tp)
 
-    async def _start_again(self, part: Partition) -> None:
-        await self._forget(part)
-        if self._source is None or part.tp in self.partitions:
-            return  # assigned anew meanwhile
-        if self._source.assignment().get(part.tp) == part.source_epoch:
-            self._begin({part.tp}, part.source_epoch)
+    async def _start_again(self, part: Partition, pause_s: float) -> None:
+        tp = part.tp
+        self._waiting.add(tp)
+        try:
+            await self._forget(part)
+            await asyncio.sleep(pause_s)
+            while self._may_begin(part):
+                if await self._is_assigned(part):
+                    if self._may_begin(part):
+                        self._begin({tp}, part.source_epoch)
+                    return
+                # Whoever has it must not be fenced by us. Our source will hear of its loss, or the group errs.
+                pause_s = min(max(FIRST_RETRY_S, 2 * pause_s), self._settings.restart_backoff_s)
+                await asyncio.sleep(pause_s)
+        finally:
+            self._waiting.discard(tp)
+
+    def _may_begin(self, part: Partition) -> bool:
+        """Whether nothing has become of a partition since it was to be taken over again."""
+        if self._source is None or part.tp in self.partitions or part.tp in self._revoked:
+            return False
+        return self._source.assignment().get(part.tp) == part.source_epoch
+
+    async def _is_assigned(self, part: Partition) -> bool:
+        """Ask the group whether a partition is ours; at least once a commit will tell."""
+        assert self._source is not None
+        if self._mode is Mode.AT_LEAST_ONCE:
+            return True
+        try:
+            return bool(await self._source.still_assigned({part.tp: part.source_epoch}))
+        except LogError as exc:
+            logger.warning(
+                "%s/%d: the group does not say whose it is, trying again: %s", *part.tp, exc.detail
+            )
+            return False
 
     async def _take_over(self, parts: Sequence[Partition]) -> None:
         """Take partitions over together: one reader for all their state, one commit that confirms them."""
@@ -214,13 +267,14 @@ class Assignment:
         kept = {part.tp for part in left if self._stateful and self._stateful.resume(part)}
         while left:
             try:
-                positions = await self._positions(self._source, left)
-                confirmed: Set[TP] = positions.keys()
+                # In this order: a position or a state that is read before an earlier owner's transaction has ended may
+                # lack it (D5, D5b), a state that is read before the position a step that this has passed; and only who
+                # is still the owner afterwards may trust either.
+                taken = await self._fence(left)
+                positions = await self._positions(self._source, taken)
                 if self._stateful is not None:
-                    # In this order: a state read before the position may lack a step that the position has passed
-                    # (D5); and only who is still the owner afterwards may trust either.
-                    await self._stateful.restore([part for part in left if part.tp not in kept])
-                    confirmed = await self._source.confirm(positions)
+                    await self._stateful.restore([part for part in taken if part.tp not in kept])
+                confirmed = await self._confirm(self._source, positions)
             except LogError as exc:
                 if not exc.retriable:
                     raise
@@ -237,12 +291,31 @@ class Assignment:
             left = [p for p in left if self._is_ours(p) and not p.active and not p.is_leaving]
             # Of a source that has left the group nobody will tell us that it has lost them.
             assigned = self._source.assignment()
-            left = [part for part in left if assigned.get(part.tp) == part.source_epoch]
+            for part in [p for p in left if assigned.get(p.tp) != p.source_epoch]:
+                left.remove(part)
+                self._remove(part)
+
+    async def _fence(self, parts: Sequence[Partition]) -> list[Partition]:
+        """End what earlier owners have left open; returns those that are still ours (P-5 step 1)."""
+        assert self._delivery is not None
+        taken = await self._delivery.take_over({part.tp: part.source_epoch for part in parts})
+        return [part for part in parts if part.tp in taken]
+
+    async def _confirm(self, source: Source, positions: Mapping[TP, Position]) -> Set[TP]:
+        """Return the partitions that are ours behind all that was read of them (P-5 step 4)."""
+        if self._mode is Mode.EXACTLY_ONCE:
+            # Positions travel in transactions only (P-8).
+            return await source.still_assigned({tp: at.epoch for tp, at in positions.items()})
+        if self._stateful is None:
+            return positions.keys()
+        return await source.confirm(positions)
 
     async def _positions(
         self, source: Source, parts: Sequence[Partition]
     ) -> Mapping[TP, Position]:
         """Read committed positions, F included, into the ledgers (P-1); the beginning where there is none."""
+        if not parts:
+            return {}
         tps = {part.tp for part in parts}
         committed = await source.committed(tps)
         ends = await source.end_offsets(tps)

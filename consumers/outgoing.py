@@ -23,13 +23,26 @@ HEADER_ROOM_BYTES = 64 * 1024
 class _Group:
     """What follows for one partition; ``epoch`` -1 where it is no longer ours."""
 
-    __slots__ = ("epoch", "offsets", "outs", "part", "recorded", "size", "states", "target")
+    __slots__ = (
+        "awaited",
+        "epoch",
+        "offsets",
+        "outs",
+        "part",
+        "recorded",
+        "replies",
+        "size",
+        "states",
+        "target",
+    )
 
     def __init__(self, part: Partition | None, target: tuple[str, int]) -> None:
         self.part = part
         self.epoch = -1 if part is None else part.epoch
         self.target = target  # of an answer without a reply address
         self.outs: list[Out] = []
+        self.replies: list[Out] = []  # to gateways, behind the commit
+        self.awaited = False
         self.offsets: list[int] = []
         self.size = 0
         self.states: dict[bytes, SequenceState] = {}
@@ -37,11 +50,7 @@ class _Group:
 
 
 class Outgoing:
-    """What one batch, or one list of refusals, sends out.
-
-    Attributes:
-        awaited: Somebody waits for one of the answers.
-    """
+    """What one batch, or one list of refusals, sends out."""
 
     def __init__(
         self,
@@ -51,6 +60,7 @@ class Outgoing:
         max_bytes: int,
         bound: Callable[[Entry, Out], None],
         records: bool = False,
+        replies: str = "",
     ) -> None:
         """Start empty.
 
@@ -60,16 +70,22 @@ class Outgoing:
             max_bytes: Largest record that the log publishes.
             bound: Called with an answer that may be larger: makes it fit.
             records: Answers of sequences are remembered with their state (P-16).
+            replies: Topic whose answers are published behind the commit of their records (P-13); ``""`` is none.
         """
-        self.awaited = False
         self._partitions = partitions
         self._placement = placement
         self._limit = max_bytes - HEADER_ROOM_BYTES
         self._bound = bound
         self._records = records
+        self._replies = replies
         self._groups: dict[TP, _Group] = {}
         # The same by the very object, which the entry keeps alive: steps of many partitions share a batch.
         self._known: dict[int, _Group] = {}
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for one of the answers."""
+        return any(group.awaited for group in self._groups.values())
 
     def answer(self, answers: Sequence[Answer]) -> None:
         """Add answers, addressed."""
@@ -83,14 +99,17 @@ class Outgoing:
             if group.epoch != entry.epoch:
                 continue
             topic, partition = group.target
+            outs = group.outs
             if entry.reply_topic:
                 topic, partition = entry.reply_topic, entry.reply_partition
-                self.awaited = True
+                group.awaited = True
+                if topic == self._replies:
+                    outs = group.replies
             key = entry.record.key
             out = Out(topic, partition, key, value, headers)
             if len(value) + (0 if key is None else len(key)) > limit:
                 self._bound(entry, out)
-            group.outs.append(out)
+            outs.append(out)
             if self._records and entry.sequence_id:
                 # Also where no state follows: a later snapshot of the id closes this record too (D8).
                 key = sequence_key(entry.sequence_id)
@@ -129,6 +148,8 @@ class Outgoing:
                     group.size,
                     states=group.states,
                     recorded=group.recorded,
+                    replies=group.replies,
+                    awaited=group.awaited,
                 )
 
     def _group(self, tp: TP) -> _Group:

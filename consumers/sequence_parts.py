@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from headrace.consumers.delivery_mode import delivery_mode
 from headrace.consumers.direct import DirectBatcher
 from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.live_sequence import LiveSequence
@@ -16,14 +17,19 @@ from headrace.consumers.sequences import Sequences
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.version import Version
 from headrace.repository.models import LoadedModel, LoadedVersion
-from headrace.schemas.config_parameters import read_record_answers, read_snapshot_every
+from headrace.schemas.config_parameters import (
+    RECORD_ANSWERS,
+    SNAPSHOT_EVERY,
+    read_record_answers,
+    read_snapshot_every,
+)
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import ModelConfig, SequenceBatching, SequenceStrategy
 from headrace.schemas.record import TP
 from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.snapshot import SequenceCodec
 from headrace.schemas.snapshot_size import max_state_bytes
-from headrace.streams.log import Log
+from headrace.streams.log import Log, Mode
 from headrace.streams.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -33,12 +39,26 @@ MAX_SPLIT_WARNINGS = 100
 
 
 def state_options(config: ModelConfig, settings: WorkerSettings) -> StateOptions:
-    """Read how a model's sequences are kept from its parameters, else from the worker's settings."""
+    """Read how a model's sequences are kept from its parameters, else from the worker's settings.
+
+    In exactly_once states are written in each transaction, and by nothing else (P-3): what asks for more is passed
+    over with a warning.
+    """
     every = read_snapshot_every(config.parameters, "")
-    return StateOptions(
+    options = StateOptions(
         every=settings.snapshot_every if every is None else every,
         record_answers=read_record_answers(config.parameters, ""),
     )
+    if delivery_mode(config, settings.delivery) is Mode.AT_LEAST_ONCE:
+        return options
+    asked = {SNAPSHOT_EVERY: bool(options.every), RECORD_ANSWERS: options.record_answers}
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        logger.warning(
+            "model '%s': %s is passed over, for with exactly_once states are written in each transaction",
+            config.name,
+            name,
+        )
+    return StateOptions()
 
 
 def backlog_bounds(settings: WorkerSettings, versions: int) -> BacklogBounds:

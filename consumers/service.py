@@ -15,7 +15,9 @@ from headrace.backends.backend import Instance
 from headrace.consumers.announcing import Announcing
 from headrace.consumers.answering import Answering
 from headrace.consumers.batcher import Batcher
+from headrace.consumers.delivery_mode import require_mode
 from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMetrics
+from headrace.consumers.observe_transactions import TransactionMetrics
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
 from headrace.consumers.scheduler import Instances, Scheduler
@@ -33,7 +35,7 @@ from headrace.schemas.record import TP
 from headrace.schemas.requests import RequestDecoder
 from headrace.schemas.snapshot_size import max_state_bytes
 from headrace.streams.cancels import read_cancel
-from headrace.streams.log import LATEST, Log, Span, TopicSpec
+from headrace.streams.log import LATEST, Log, Mode, Span, TopicSpec
 from headrace.streams.metrics_text import Series
 from headrace.streams.sequence_list import SequencePage
 from headrace.streams.topology import Topology
@@ -95,6 +97,7 @@ class Worker:
         self._clock = clock or Clock()
         self._metrics = WorkerMetrics(self.registry)
         self._sequence_metrics = SequenceMetrics(self.registry)
+        self._transaction_metrics = TransactionMetrics(self.registry)
         self._pool = pool
         self._pools: list[InstancePool] = []
         self._missing: tuple[str, ...] = ()
@@ -217,6 +220,8 @@ class Worker:
     async def _model_worker(self, name: str, model: LoadedModel, dead_letters: int) -> ModelWorker:
         topology, settings, clock = self._topology, self._settings, self._clock
         results = topology.results(name)
+        mode = require_mode(self._log, model.config, settings.delivery)
+        is_exact = mode is Mode.EXACTLY_ONCE
         placement = Placement(
             results,
             await self._partitions(results),
@@ -234,6 +239,7 @@ class Worker:
             clock=clock,
             count_refused=lambda reason: self._metrics.refused.labels(name, reason.value).inc(),
         )
+        answering.replies = topology.replies if is_exact else ""
         parts = self._sequence_parts(name, model, answering)
         if parts is not None:
             answering.records = parts.sequences.options.record_answers
@@ -256,6 +262,8 @@ class Worker:
             settings=settings,
             clock=clock,
             sequences=None if parts is None else parts.sequences,
+            mode=mode,
+            transactions=self._transaction_metrics.model(name) if is_exact else None,
         )
 
     def _sequence_parts(

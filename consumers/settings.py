@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.streams.log import Mode
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
@@ -26,6 +28,9 @@ class WorkerSettings:
         settle_interval_s: How long answers gather before they are published, seconds (DESIGN §5).
         settle_awaited_interval_s: The same where somebody waits for one of them and more is in flight, seconds.
         settle_backlog_interval_s: The same while more waits than the instances can take at once, seconds.
+        delivery: The guarantee of answers. A model's parameter ``delivery`` goes before it.
+        transaction_interval_s: How long answers that nobody awaits gather for a transaction of exactly_once, seconds:
+            each hides what is behind it from readers until it ends (P-12).
         revoke_grace_s: How long a revocation waits for executing batches, seconds (P-5).
         exit_timeout_s: Budget of a graceful stop, seconds (Triton's ``--exit-timeout-secs``).
         status_interval_s: Heartbeat of status records, seconds.
@@ -72,6 +77,8 @@ class WorkerSettings:
     settle_interval_s: float = 0.005
     settle_awaited_interval_s: float = 0.001
     settle_backlog_interval_s: float = 0.025
+    delivery: Mode = Mode.AT_LEAST_ONCE
+    transaction_interval_s: float = 0.1
     revoke_grace_s: float = 10.0
     exit_timeout_s: float = 30.0
     status_interval_s: float = 1.0

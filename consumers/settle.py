@@ -1,18 +1,20 @@
-"""The settle loop: publishes what was answered, and moves the committed positions (DESIGN §5, step 6).
+"""What every settle loop has in common, and the one of at_least_once (DESIGN §5, step 6).
 
-Answers gather per partition for `WorkerSettings.settle_interval_s`, or go at once when somebody awaits one or
-nothing else is in flight; behind a backlog, where each waits longer than that anyway, they gather for
-`settle_backlog_interval_s`: a settle costs the broker and the client a request whatever is in it.
+A settle publishes what was answered and moves the committed positions. An offset counts as finished only once its
+answer is acknowledged, in exactly_once committed (FAULTS B22, B97).
 
-Settles run one after the other: while one awaits its acknowledgements the next one
-gathers, so the batches grow with the load by themselves. An offset counts as finished only once its answer is
-acknowledged (FAULTS B22, B97).
+At least once, answers gather per partition for `WorkerSettings.settle_interval_s`, or go at once when somebody awaits
+one or nothing else is in flight; behind a backlog, where each waits longer than that anyway, they gather for
+`settle_backlog_interval_s`: a settle costs the broker and the client a request whatever is in it. Settles run one
+after the other: while one awaits its acknowledgements the next one gathers, so the batches grow with the load by
+themselves. The loop of exactly_once is `headrace.consumers.settle_transactions`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from headrace.consumers.partition import Partition
@@ -20,7 +22,7 @@ from headrace.consumers.state_store import StateStore
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import SequenceState
-from headrace.streams.log import Delivery, Outcome
+from headrace.streams.log import Delivery, Outcome, Position
 
 logger = logging.getLogger(__name__)
 
@@ -30,59 +32,36 @@ RETRY_PAUSE_S = 0.2
 """Pause before a settle that failed is tried again, seconds."""
 
 
-class Settler:
-    """Gathers answers and settles them.
-
-    Attributes:
-        settled: Set and cleared at each settle that finished something: who waits for progress looks again.
-    """
+class Settler(ABC):
+    """Gathers answers and settles them."""
 
     def __init__(
         self,
         delivery: Delivery,
         *,
-        interval_s: float,
-        awaited_interval_s: float,
-        backlog_interval_s: float,
         on_lost: Callable[[Partition, Outcome], None],
         on_settled: Callable[[int], None],
-        retry_s: float,
-        delivers: Callable[[Partition], bool],
         is_pointless: Callable[[], Awaitable[bool]],
+        retry_s: float,
         store: StateStore[SequenceState] | None = None,
-        writes_ahead: bool = False,
     ) -> None:
         """Keep the parts.
 
         Args:
             delivery: Where answers go.
-            interval_s: How long answers gather.
-            awaited_interval_s: The same where somebody waits for one of them.
-            backlog_interval_s: The same while there is a backlog.
             on_lost: A partition's settle was aborted or fenced: nothing of it is committed.
             on_settled: Told how many records were settled; called after each settle.
-            retry_s: How long a failing log is tried again before the membership is given up.
-            delivers: Whether a partition is still ours.
             is_pointless: Asked after a failure: whether the same records can never be published.
+            retry_s: How long a failing log is tried again before the membership is given up.
             store: Durable state that follows from the answers; None where the model has none.
-            writes_ahead: Answers are published only when the state that holds them is acknowledged (P-16).
         """
         self._delivery = delivery
-        self._interval_s = interval_s
-        self._awaited_interval_s = awaited_interval_s
-        self._backlog_interval_s = backlog_interval_s
         self._on_lost = on_lost
         self._on_settled = on_settled
-        self._retry_s = retry_s
-        self._delivers = delivers
         self._is_pointless = is_pointless
+        self._retry_s = retry_s
         self._store = store
-        self._writes_ahead = writes_ahead
-        self._held: dict[TP, list[Out]] = {}
-        self._failing_since: float | None = None
         self._dirty: dict[TP, Partition] = {}
-        self._wake = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
         self._progress = asyncio.Event()
 
     def put(
@@ -94,6 +73,8 @@ class Settler:
         *,
         states: Mapping[bytes, SequenceState] = NO_STATES,
         recorded: Sequence[tuple[bytes, int, Out]] = (),
+        replies: Sequence[Out] = (),
+        awaited: bool = False,
     ) -> None:
         """Buffer the answers of some of a partition's records.
 
@@ -104,11 +85,14 @@ class Settler:
             size: Bytes of the answered records' values.
             states: Key → its sequence as of the latest of them.
             recorded: Key, offset and answer of those that are to be remembered.
+            replies: Answers to gateways that are to follow the commit (P-13).
+            awaited: Somebody waits for one of the answers.
         """
-        if outs and self._writes_ahead:
-            self._held.setdefault(part.tp, []).extend(outs)
-        elif outs:
-            self._delivery.put(part.tp, outs)
+        del awaited
+        if outs:
+            self._publish(part.tp, outs)
+        if replies:
+            self._delivery.put(part.tp, replies, after_commit=True)
         if self._store is not None:
             if states:
                 self._store.stage(part.tp, states)
@@ -118,14 +102,118 @@ class Settler:
         part.answered_bytes += size
         self._dirty[part.tp] = part
 
+    def _publish(self, tp: TP, outs: Sequence[Out]) -> None:
+        self._delivery.put(tp, outs)
+
+    @abstractmethod
     def schedule(self, *, at_once: bool, awaited: bool = False, backlog: bool = False) -> None:
-        """Let the next settle begin at once, or when an interval since now is over; an earlier one stands.
+        """Let what was put be settled soon; an earlier time stands.
 
         Args:
             at_once: Nothing else is in flight.
             awaited: Somebody waits for an answer among these.
             backlog: More waits than the instances can take, and nobody waits: the longest interval is enough.
         """
+
+    @abstractmethod
+    def hurry(self) -> None:
+        """Settle everything that was put at once: partitions are about to go."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Settle for ever; ends by cancellation, or by a `LogError` of the delivery."""
+
+    def forget(self, part: Partition) -> None:
+        """Leave a partition out of further settles, unless it is ours under another epoch by now."""
+        if self._dirty.get(part.tp) is part:
+            del self._dirty[part.tp]
+
+    async def progress(self, timeout_s: float) -> None:
+        """Wait until a settle finished something, at most ``timeout_s``."""
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._progress.wait()
+        except TimeoutError:
+            return
+
+    def _begin(self, part: Partition) -> Position:
+        """Fix what the settle that begins now is about; returns the position that follows from it."""
+        part.ledger.finish(part.answered)
+        part.settling += len(part.answered)
+        part.settling_bytes += part.answered_bytes
+        part.answered = []
+        part.answered_bytes = 0
+        return part.ledger.position()
+
+    def _end(self, part: Partition) -> int:
+        """Take note that a partition's settle is done; returns how many records it was about."""
+        count = part.settling
+        part.in_flight -= count
+        part.in_flight_bytes -= part.settling_bytes
+        part.settling = part.settling_bytes = 0
+        return count
+
+
+class AtLeastOnceSettler(Settler):
+    """One settle of all partitions after the other."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        *,
+        on_lost: Callable[[Partition, Outcome], None],
+        on_settled: Callable[[int], None],
+        is_pointless: Callable[[], Awaitable[bool]],
+        retry_s: float,
+        store: StateStore[SequenceState] | None = None,
+        interval_s: float,
+        awaited_interval_s: float,
+        backlog_interval_s: float,
+        delivers: Callable[[Partition], bool],
+        writes_ahead: bool = False,
+    ) -> None:
+        """Keep the parts; the first six are `Settler`'s.
+
+        Args:
+            delivery: As there.
+            on_lost: As there.
+            on_settled: As there.
+            is_pointless: As there.
+            retry_s: As there.
+            store: As there.
+            interval_s: How long answers gather.
+            awaited_interval_s: The same where somebody waits for one of them.
+            backlog_interval_s: The same while there is a backlog.
+            delivers: Whether a partition is still ours.
+            writes_ahead: Answers are published only when the state that holds them is acknowledged (P-16).
+        """
+        super().__init__(
+            delivery,
+            on_lost=on_lost,
+            on_settled=on_settled,
+            is_pointless=is_pointless,
+            retry_s=retry_s,
+            store=store,
+        )
+        self._interval_s = interval_s
+        self._awaited_interval_s = awaited_interval_s
+        self._backlog_interval_s = backlog_interval_s
+        self._delivers = delivers
+        self._writes_ahead = writes_ahead
+        self._held: dict[TP, list[Out]] = {}
+        self._failing_since: float | None = None
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _publish(self, tp: TP, outs: Sequence[Out]) -> None:
+        if self._writes_ahead:
+            self._held.setdefault(tp, []).extend(outs)
+        else:
+            self._delivery.put(tp, outs)
+
+    def schedule(self, *, at_once: bool, awaited: bool = False, backlog: bool = False) -> None:
+        """Let the next settle begin at once, or when an interval since now is over; an earlier one stands."""
         if not self._dirty or self._wake.is_set():
             return
         if at_once:
@@ -140,11 +228,15 @@ class Settler:
             self._timer.cancel()
         self._timer = loop.call_at(when, self._wake.set)
 
+    def hurry(self) -> None:
+        """Let the next settle begin at once."""
+        self.schedule(at_once=True)
+
     def forget(self, part: Partition) -> None:
         """Leave a partition out of further settles, unless it is ours under another epoch by now."""
         if self._dirty.get(part.tp) is part:
-            del self._dirty[part.tp]
             self._held.pop(part.tp, None)
+        super().forget(part)
 
     async def run(self) -> None:
         """Settle for ever; ends by cancellation, or by a `LogError` of the delivery."""
@@ -156,25 +248,11 @@ class Settler:
                 self._timer = None
             await self._settle()
 
-    async def progress(self, timeout_s: float) -> None:
-        """Wait until a settle finished something, at most ``timeout_s``."""
-        self._progress.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._progress.wait()
-        except TimeoutError:
-            return
-
     async def _settle(self) -> None:
         dirty, self._dirty = self._dirty, {}
         upto = {}
         for tp, part in dirty.items():
-            part.ledger.finish(part.answered)
-            part.settling += len(part.answered)
-            part.settling_bytes += part.answered_bytes
-            part.answered = []
-            part.answered_bytes = 0
-            upto[tp] = part.ledger.position()
+            upto[tp] = self._begin(part)
             if self._store is not None:
                 self._put_states(tp, self._store)
         try:
@@ -186,10 +264,7 @@ class Settler:
         finished = 0
         for tp, part in dirty.items():
             if outcomes[tp] is Outcome.SETTLED:
-                finished += part.settling
-                part.in_flight -= part.settling
-                part.in_flight_bytes -= part.settling_bytes
-                part.settling = part.settling_bytes = 0
+                finished += self._end(part)
             else:
                 self._on_lost(part, outcomes[tp])
         self._on_settled(finished)

@@ -4,7 +4,7 @@
 requests topic ─1 poll─► block ─2 decode─► entries ─3 offer─► Batcher ─4 take─► Batch ─► Instance.execute
                 intake.py                             scheduler.py                pool.py, execution.py
                                                                                             │
-results, replies ◄─6 put, settle ─ settle.py ◄─ answers ─5 encode ─ answering.py ◄──────────┘
+results, replies ◄─6 put, settle ─ settle*.py ◄─ answers ─5 encode ─ answering.py ◄──────────┘
 ```
 One thread crossing, one queue (the batcher). Everything moves in blocks. Every accepted record gets exactly one
 answer, then its offset is finished, then it may be committed (DESIGN §1, §5). This module ties the parts together
@@ -26,6 +26,8 @@ from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
+from headrace.consumers.settle_choice import make_settler
+from headrace.consumers.settle_transactions import Transactions
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
@@ -45,6 +47,7 @@ class ModelWorker:
 
     Attributes:
         model_name: Which.
+        mode: The guarantee of its answers.
         answering: Versions, and how their outcomes become answers.
         assignment: The partitions that are ours.
         partition_count: Partitions of its requests topic.
@@ -68,6 +71,8 @@ class ModelWorker:
         settings: WorkerSettings,
         clock: Clock,
         sequences: ModelSequences | None = None,
+        mode: Mode = Mode.AT_LEAST_ONCE,
+        transactions: Transactions | None = None,
     ) -> None:
         """Keep the parts; `run` brings them to life.
 
@@ -83,8 +88,11 @@ class ModelWorker:
             settings: Bounds.
             clock: Time.
             sequences: Of a sequence model.
+            mode: The guarantee of its answers; the log has what it needs.
+            transactions: Who counts those of exactly_once.
         """
         self.model_name = model_name
+        self.mode = mode
         self.answering = answering
         self.draining = False
         self.trouble = "not joined yet"
@@ -99,6 +107,7 @@ class ModelWorker:
         self._placement = placement
         self._settings = settings
         self._clock = clock
+        self._transactions = transactions
         self._tasks: asyncio.TaskGroup | None = None
         self.source: Source | None = None
         self._intake: Intake | None = None
@@ -170,19 +179,18 @@ class ModelWorker:
         source = self._log.source(self._group, {self._topic}, self.assignment)
         keeper = self.sequences
         store = keeper.new_store() if keeper is not None else None
-        delivery = self._log.delivery(source, Mode.AT_LEAST_ONCE, store)
-        settler = Settler(
+        delivery = self._log.delivery(source, self.mode, store)
+        settler = make_settler(
+            self.mode,
             delivery,
-            interval_s=self._settings.settle_interval_s,
-            awaited_interval_s=self._settings.settle_awaited_interval_s,
-            backlog_interval_s=self._settings.settle_backlog_interval_s,
+            self._settings,
             on_lost=self._settle_failed,
             on_settled=self._settled,
-            retry_s=self._settings.settle_retry_s,
-            delivers=lambda part: self.partitions.get(part.tp) is part,
             is_pointless=self._is_pointless,
+            delivers=lambda part: self.partitions.get(part.tp) is part,
             store=store,
             writes_ahead=keeper is not None and keeper.options.record_answers,
+            transactions=self._transactions,
         )
         intake = Intake(
             self.partitions,
@@ -241,7 +249,7 @@ class ModelWorker:
             version.scheduler.drain()
         while self._progresses() and clock() < deadline:
             await self._settler.progress(min(0.1, deadline - clock()))
-            self._settler.schedule(at_once=True)
+            self._settler.hurry()
         # Hands every partition back: flushes the commits; what is unanswered now stays uncommitted.
         await self.assignment.revoked(set(self.partitions), clock() + HAND_BACK_S)
 
@@ -270,6 +278,7 @@ class ModelWorker:
             start=self._start,
             drop=self._drop,
             next_epoch=self._next_epoch,
+            mode=self.mode,
             stateful=self.sequences,
             suspend=None if self.sequences is None else self.answering.suspend,
         )
@@ -361,7 +370,7 @@ class ModelWorker:
             part.tp.partition,
             outcome,
         )
-        self.assignment.again(part)
+        self.assignment.again(part, outcome)
 
 
 def _first(group: BaseExceptionGroup[LogError]) -> LogError:

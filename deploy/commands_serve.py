@@ -48,6 +48,8 @@ WORKER = (
     "max_poll_records",
     "settle_interval_ms",
     "settle_backlog_interval_ms",
+    "delivery",
+    "transaction_interval_ms",
     "commit_interval_ms",
     "revoke_grace_secs",
     "max_live_sequences",

@@ -44,6 +44,7 @@ from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.http import HttpServer, HttpSettings
 from headrace.streams.kafka import KafkaLog
+from headrace.streams.log import Mode
 from headrace.streams.metrics import MetricsServer, metrics_page
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
@@ -137,6 +138,8 @@ def worker_settings(settings: Settings, port: int) -> WorkerSettings:
         max_poll_records=settings.max_poll_records,
         settle_interval_s=settings.settle_interval_ms / 1000,
         settle_backlog_interval_s=settings.settle_backlog_interval_ms / 1000,
+        delivery=Mode(settings.delivery),
+        transaction_interval_s=settings.transaction_interval_ms / 1000,
         revoke_grace_s=settings.revoke_grace_secs,
         exit_timeout_s=settings.exit_timeout_secs,
         max_live_sequences=settings.max_live_sequences,

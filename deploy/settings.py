@@ -215,6 +215,18 @@ class Settings(FaultSettings):
         description="The same while more requests wait than the instances can take at once.",
         json_schema_extra=WORKER,
     )
+    delivery: Literal["at_least_once", "exactly_once"] = Field(
+        "at_least_once",
+        description="Guarantee of the answers; exactly_once needs Apache Kafka 4.0 or newer, and readers with "
+        "isolation.level=read_committed. A model's parameter delivery goes before it.",
+        json_schema_extra=WORKER,
+    )
+    transaction_interval_ms: float = Field(
+        100.0,
+        ge=0,
+        description="Milliseconds that answers which nobody awaits gather for a transaction of exactly_once.",
+        json_schema_extra=WORKER,
+    )
     commit_interval_ms: int = Field(
         500,
         ge=0,

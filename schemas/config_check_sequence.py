@@ -11,6 +11,7 @@ from headrace.schemas.config_parameters import (
     BATCH_AXIS,
     CONSTANT,
     parameter_field,
+    read_delivery,
     read_execution_timeout_ms,
     read_record_answers,
     read_snapshot_every,
@@ -54,6 +55,7 @@ def check_sequences(config: ModelConfig, *, file: str, is_complete: bool) -> Non
     read_snapshot_every(config.parameters, file)
     read_record_answers(config.parameters, file)
     read_execution_timeout_ms(config.parameters, file)
+    read_delivery(config.parameters, file)
 
 
 class _Check:

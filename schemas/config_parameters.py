@@ -18,6 +18,10 @@ with the state before they are published, so that a repeat is answered alike wha
 ``execution_timeout_ms`` is how long one execution of the model may take, a whole number of milliseconds that goes
 before the worker's own setting; 0 is any time.
 
+``delivery`` is the guarantee of the model's answers, ``at_least_once`` or ``exactly_once``, and goes before the
+worker's own setting. With ``exactly_once`` states are written in each transaction, and with no answers in them:
+``snapshot_every`` and ``record_answers`` are passed over with a warning.
+
 All are checked at load: a name that no tensor of the model has, or a value that does not fit, is refused.
 """
 
@@ -36,8 +40,12 @@ CONSTANT = "constant."
 SNAPSHOT_EVERY = "snapshot_every"
 RECORD_ANSWERS = "record_answers"
 EXECUTION_TIMEOUT_MS = "execution_timeout_ms"
-SERVER_PARAMETERS = (SNAPSHOT_EVERY, RECORD_ANSWERS, EXECUTION_TIMEOUT_MS)
+DELIVERY = "delivery"
+SERVER_PARAMETERS = (SNAPSHOT_EVERY, RECORD_ANSWERS, EXECUTION_TIMEOUT_MS, DELIVERY)
 """Parameters that the worker reads, whatever the backend."""
+
+GUARANTEES = ("at_least_once", "exactly_once")
+"""Values of ``delivery``."""
 
 
 def parameter_field(prefix: str, tensor: str) -> str:
@@ -118,6 +126,23 @@ def read_record_answers(parameters: Mapping[str, str], file: str) -> bool:
             value=repr(text),
         )
     return text == "true"
+
+
+def read_delivery(parameters: Mapping[str, str], file: str) -> str | None:
+    """Return ``delivery``, None where the worker's own setting holds.
+
+    Raises:
+        ConfigError: It is no guarantee.
+    """
+    text = parameters.get(DELIVERY)
+    if text not in (None, *GUARANTEES):
+        raise ConfigError(
+            f"expected one of {', '.join(GUARANTEES)}",
+            file=file,
+            field=parameter_field("", DELIVERY),
+            value=repr(text),
+        )
+    return text
 
 
 def _named(parameters: Mapping[str, str], prefix: str) -> dict[str, str]:

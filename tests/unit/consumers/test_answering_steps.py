@@ -35,7 +35,7 @@ class Settled:
         self.offsets: list[int] = []
         self.changed = asyncio.Event()
 
-    def put(self, part, outs, offsets, size, *, states, recorded) -> None:
+    def put(self, part, outs, offsets, size, *, states, recorded, replies, awaited) -> None:
         self.offsets += offsets
         self.changed.set()
 

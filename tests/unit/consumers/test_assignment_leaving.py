@@ -44,8 +44,11 @@ class Member:
 class Settling:
     """A settler and a delivery with nothing to do."""
 
-    def schedule(self, *, at_once: bool) -> None:
-        assert at_once
+    def hurry(self) -> None:
+        """Nothing is buffered."""
+
+    async def take_over(self, owners):
+        return owners.keys()
 
     async def progress(self, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)

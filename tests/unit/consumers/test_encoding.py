@@ -151,9 +151,10 @@ class Published:
         self.at_once: list[bool] = []
         self.changed = asyncio.Event()
 
-    def put(self, part, outs, offsets, size, *, states, recorded) -> None:
+    def put(self, part, outs, offsets, size, *, states, recorded, replies, awaited) -> None:
         assert not states
         assert not recorded
+        assert not replies
         assert len(outs) == len(offsets)
         self.offsets += offsets
 

@@ -1,0 +1,233 @@
+"""The settle loop of exactly_once: each partition's cut is a transaction of its own (DELIVERY P-10…P-13).
+
+Answers gather per partition for `WorkerSettings.transaction_interval_s` before their transaction begins, for readers
+stop at anybody's earliest open one (P-12); those that somebody awaits are cut at once (P-13), and so is everything
+when what is answered takes much of the room of what may be admitted. That nothing else is in flight is no reason:
+every transaction costs the broker markers.
+
+A partition has one transaction at a time and waits for no other's: while it runs, the next cut gathers, so that cuts
+grow with the load by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from headrace.consumers.partition import Partition
+from headrace.consumers.settle import NO_STATES, Settler
+from headrace.consumers.state_store import StateStore
+from headrace.schemas.errors import LogError
+from headrace.schemas.record import TP, Out
+from headrace.schemas.sequence import SequenceState
+from headrace.streams.log import Delivery, Outcome
+
+
+class CutBounds(NamedTuple):
+    """When a cut is made.
+
+    Attributes:
+        interval_s: How long answers gather that nobody awaits, seconds.
+        records: Everything is cut once so many are answered and in no transaction.
+        size: The same in bytes of the answered records' values.
+    """
+
+    interval_s: float
+    records: int
+    size: int
+
+
+class Transactions(Protocol):
+    """Who counts: `headrace.consumers.observe_transactions.ModelTransactions`."""
+
+    def ended(self, outcome: Outcome, seconds: float) -> None:
+        """A cut has ended so, after so long."""
+
+
+class ExactlyOnceSettler(Settler):
+    """Transactions of the partitions, side by side."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        *,
+        on_lost: Callable[[Partition, Outcome], None],
+        on_settled: Callable[[int], None],
+        is_pointless: Callable[[], Awaitable[bool]],
+        retry_s: float,
+        store: StateStore[SequenceState] | None = None,
+        bounds: CutBounds,
+        transactions: Transactions | None = None,
+    ) -> None:
+        """Keep the parts; the first six are `Settler`'s.
+
+        Args:
+            delivery: As there.
+            on_lost: As there.
+            on_settled: As there.
+            is_pointless: As there.
+            retry_s: As there.
+            store: As there.
+            bounds: When a cut is made.
+            transactions: Who counts, if somebody shall.
+        """
+        super().__init__(
+            delivery,
+            on_lost=on_lost,
+            on_settled=on_settled,
+            is_pointless=is_pointless,
+            retry_s=retry_s,
+            store=store,
+        )
+        self._bounds = bounds
+        self._transactions = transactions
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: set[TP] = set()
+        self._timers: dict[TP, asyncio.TimerHandle] = {}
+        self._unscheduled: dict[
+            TP, bool
+        ] = {}  # put since the last call of `schedule`; True: awaited
+        self._due: set[TP] = set()  # to be cut when the transaction that runs has ended
+        self._failing: dict[TP, tuple[float, float]] = {}  # since when, and the last time
+
+    def put(
+        self,
+        part: Partition,
+        outs: Sequence[Out],
+        offsets: Sequence[int],
+        size: int,
+        *,
+        states: Mapping[bytes, SequenceState] = NO_STATES,
+        recorded: Sequence[tuple[bytes, int, Out]] = (),
+        replies: Sequence[Out] = (),
+        awaited: bool = False,
+    ) -> None:
+        """Buffer for the partition's next cut."""
+        super().put(part, outs, offsets, size, states=states, recorded=recorded, replies=replies)
+        self._unscheduled[part.tp] = awaited or self._unscheduled.get(part.tp, False)
+
+    def schedule(self, *, at_once: bool, awaited: bool = False, backlog: bool = False) -> None:
+        """Cut the partitions of what is awaited now, the others when their interval is over."""
+        del at_once, awaited, backlog  # each partition's own answers say more
+        loop = asyncio.get_running_loop()
+        for tp, is_awaited in self._unscheduled.items():
+            if is_awaited:
+                self._cut(tp)
+            elif tp not in self._timers:
+                self._timers[tp] = loop.call_later(self._bounds.interval_s, self._cut, tp)
+        self._unscheduled.clear()
+        if self._is_much():
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Cut every partition now."""
+        for tp in tuple(self._dirty):
+            self._cut(tp)
+
+    def forget(self, part: Partition) -> None:
+        """Make no further cut of a partition, unless it is ours under another epoch by now."""
+        if self._dirty.get(part.tp) is part:
+            self._disarm(part.tp)
+            self._due.discard(part.tp)
+        super().forget(part)
+
+    async def run(self) -> None:
+        """Run transactions for ever; ends by cancellation, or by a `LogError`. Those that have begun go on."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                self.hurry()
+                await asyncio.Event().wait()
+            finally:
+                self._stop()
+
+    def _stop(self) -> None:
+        """Begin no transaction any more."""
+        self._tasks = None
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _is_much(self) -> bool:
+        """Whether what waits for its interval keeps much from being admitted."""
+        records = size = 0
+        for part in self._dirty.values():
+            records += len(part.answered)
+            size += part.answered_bytes
+        return records >= self._bounds.records or size >= self._bounds.size
+
+    def _cut(self, tp: TP) -> None:
+        self._disarm(tp)
+        if tp in self._running:
+            self._due.add(tp)
+        elif tp in self._dirty and self._tasks is not None:
+            self._running.add(tp)
+            self._tasks.create_task(self._settle(tp))
+
+    def _disarm(self, tp: TP) -> None:
+        timer = self._timers.pop(tp, None)
+        if timer is not None:
+            timer.cancel()
+
+    async def _settle(self, tp: TP) -> None:
+        """Settle a partition, and once more what became due meanwhile."""
+        try:
+            while (part := self._dirty.pop(tp, None)) is not None:
+                self._disarm(tp)
+                self._due.discard(tp)
+                await self._transact(part)
+                if tp not in self._due:
+                    return
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            self._running.discard(tp)
+
+    async def _transact(self, part: Partition) -> None:
+        tp = part.tp
+        position = self._begin(part)
+        if self._store is not None:
+            self._store.begin(tp)  # snapshots come with the commit only
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            outcomes = await self._delivery.settle({tp: position})
+        except LogError as exc:
+            self._count(Outcome.ABORTED, loop.time() - begun)
+            if await self._is_pointless():
+                raise LogError(exc.detail, retriable=True) from exc
+            raise
+        outcome = outcomes[tp]
+        self._count(outcome, loop.time() - begun)
+        if outcome is Outcome.SETTLED:
+            self._failing.pop(tp, None)
+            self._on_settled(self._end(part))
+        else:
+            self._on_lost(part, outcome)
+            if outcome is Outcome.ABORTED:
+                await self._aborted(tp)
+        self._progress.set()
+
+    def _count(self, outcome: Outcome, seconds: float) -> None:
+        if self._transactions is not None:
+            self._transactions.ended(outcome, seconds)
+
+    async def _aborted(self, tp: TP) -> None:
+        """Give the membership up where a partition's transactions fail for too long, or can only fail."""
+        now = asyncio.get_running_loop().time()
+        since, last = self._failing.get(tp, (now, now))
+        if now - last > self._retry_s:
+            since = now  # that was another failure
+        self._failing[tp] = (since, now)
+        if now - since > self._retry_s:
+            raise LogError(
+                f"no transaction of {tp.topic}/{tp.partition} could be committed for {now - since:.0f} s",
+                retriable=True,
+            )
+        if await self._is_pointless():
+            raise LogError(
+                f"transactions of {tp.topic}/{tp.partition} write to a topic that is gone",
+                retriable=True,
+            )
