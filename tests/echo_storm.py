@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from headrace.repository.repository import Repository
 from headrace.schemas.codec import decode_response, encode_request
+from headrace.schemas.dead_letter import SOURCE
 from headrace.schemas.errors import InferError
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF, TP, Out
 from headrace.schemas.tensor import Tensor
 from headrace.streams.cancels import Cancel, cancel_record
-from simulated import FAULTS, TOPOLOGY, CheckedLog, Fleet, all_answered, strike
+from headrace.streams.log import Mode
+from headrace.streams.memory_source import MemorySource
+from headrace.streams.memory_transactions import Step
+from simulated import FAULTS, SETTINGS, TOPOLOGY, CheckedLog, Fleet, all_answered, strike
 
 CULPRIT = -666.0
 
@@ -110,15 +114,40 @@ class Traffic:
         return Out(REQUESTS, partition, b"k", raw, all_headers), sent
 
 
+class LaggingLog(CheckedLog):
+    """A log whose transactions take their time, so that everything can strike between two of their steps."""
+
+    lags_s = (0.0, 0.0, 0.001, 0.01, 0.05)
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(replies=TOPOLOGY.replies)
+        self._rng = rng
+
+    async def travel(self, step: Step, source: MemorySource) -> None:
+        """Travel late."""
+        await asyncio.sleep(self._rng.choice(self.lags_s))
+        await super().travel(step, source)
+
+
 async def storm(
-    seed: int, repository: Path, *, faults: int, records: int = 100, log: CheckedLog | None = None
+    seed: int,
+    repository: Path,
+    *,
+    faults: int,
+    faults_of: Sequence[str] = FAULTS,
+    records: int = 100,
+    log: CheckedLog | None = None,
+    mode: Mode = Mode.AT_LEAST_ONCE,
 ) -> CheckedLog:
     """Run one seeded simulation to its end and check everything; returns the log for more."""
     rng = random.Random(seed)
-    log = log or CheckedLog()
+    if log is None:
+        log = CheckedLog() if mode is Mode.AT_LEAST_ONCE else LaggingLog(rng)
     models = Repository([repository])
     assert not models.load()
-    fleet = Fleet(log, models, rng)
+    interval_s = 0.1 if mode is Mode.AT_LEAST_ONCE else rng.choice((0.0, 0.02, 0.1))
+    settings = replace(SETTINGS, delivery=mode, transaction_interval_s=interval_s)
+    fleet = Fleet(log, models, rng, settings=settings)
     sent: dict[str, Sent] = {}
     async with log:
         await fleet.start()
@@ -131,38 +160,46 @@ async def storm(
         for moment in sorted([*moments, *troubles]):
             await asyncio.sleep(max(0.0, begun + moment - asyncio.get_running_loop().time()))
             if moment in troubles:
-                await strike(rng.choice(FAULTS), log, fleet)
+                await strike(rng.choice(faults_of), log, fleet)
             else:
                 _send(log, traffic, sent, rng)
         await all_answered(log, fleet, sent.keys())
         await fleet.stop()
         models.close()
-    check(log, sent)
+    check(log, sent, mode)
     return log
 
 
 def _send(log: CheckedLog, traffic: Traffic, sent: dict[str, Sent], rng: random.Random) -> None:
     out, expected = traffic.record(log.clock_ms())
     offset = log.existing(TP(out.topic, out.partition)).end
+    source = f"{out.topic}/{out.partition}/{offset}"
+    if expected.reply_topic == log.replies:
+        log.calls.add(source)
     log.append([out])
-    sent[f"{out.topic}/{out.partition}/{offset}"] = expected
+    sent[source] = expected
     correlation = dict(out.headers).get("correlation-id")
     if correlation and rng.random() < 0.3:
         expected.cancelled = True
         log.append([cancel_record(TOPOLOGY.cancels, 0, Cancel("echo", correlation))])
 
 
-def check(log: CheckedLog, sent: Mapping[str, Sent]) -> None:
-    """Check each answer's place, status, values and number."""
-    letters = {
-        dict(record.headers)["dead-letter-source"].decode()
+def check(log: CheckedLog, sent: Mapping[str, Sent], mode: Mode = Mode.AT_LEAST_ONCE) -> None:
+    """Check each answer's place, status, values and number, in exactly_once in the committed view."""
+    letters = [
+        dict(record.headers)[SOURCE].decode()
         for partition in range(TOPOLOGY.partitions)
-        for record in log.records(TOPOLOGY.dead_letters, partition)
-    }
-    assert letters == {source for source, expected in sent.items() if expected.dead_letter}
+        for record in log.records(TOPOLOGY.dead_letters, partition, committed=True)
+    ]
+    assert set(letters) == {source for source, expected in sent.items() if expected.dead_letter}
+    assert log.answers.keys() <= sent.keys(), "orphaned"
+    if mode is Mode.EXACTLY_ONCE:
+        assert len(letters) == len(set(letters)), "a dead letter came twice"
+        assert not log.transactions.open(), "a transaction was left open"
     for source, expected in sent.items():
-        answers = log.answers[source]
-        if log.faults == 0:
+        answers = log.answers.get(source, [])
+        is_lost_call = log.faults and source in log.calls and not answers  # its caller is told 504
+        if (log.faults == 0 or mode is Mode.EXACTLY_ONCE) and not is_lost_call:
             assert len(answers) == 1, f"{source} has {len(answers)} answers"
         for place, headers, value in answers:
             assert place.topic == expected.reply_topic, source

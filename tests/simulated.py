@@ -20,6 +20,7 @@ from headrace.streams.log import Position
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_group import MemoryGroup
 from headrace.streams.memory_source import MemorySource
+from headrace.streams.memory_transactions import Fault, MemoryTransaction, Step
 from headrace.streams.topology import Topology
 
 TOPOLOGY = Topology(prefix="h", partitions=3)
@@ -84,43 +85,88 @@ def wall_ms() -> int:
 class CheckedLog(MemoryLog):
     """A memory log that checks at every commit that only what was answered is committed (B14, B22).
 
+    Of transactions it knows the committed view. Answers to gateways come behind their commit, once at most (P-13).
+
     Attributes:
         answers: Source of a request → its answers: where they are, their headers and values. In the order of the
             first answers.
         commits: How many there were.
         faults: How many faults were injected.
+        replies: Topic of answers that follow a commit; ``""`` where none do.
+        calls: Sources of requests whose answer goes there.
     """
 
-    def __init__(self, *, commit_interval_ms: int = 0) -> None:
+    def __init__(self, *, commit_interval_ms: int = 0, replies: str = "") -> None:
         super().__init__(
             clock_ms=wall_ms, revoke_grace_s=1.0, commit_interval_ms=commit_interval_ms
         )
         self.answers: dict[str, list[tuple[TP, Headers, bytes]]] = defaultdict(list)
         self.commits = 0
         self.faults = 0
+        self.replies = replies
+        self.calls: set[str] = set()
 
     def append(self, outs: Sequence[Out]) -> None:
         """Note answers by the source that they name."""
         super().append(outs)
+        self._note(outs, is_committed=False)
+
+    def complete(self, transaction: MemoryTransaction, *, committed: bool) -> None:
+        """Note the answers of a committed transaction, and check its positions."""
+        super().complete(transaction, committed=committed)
+        if committed:
+            self._note(transaction.outs, is_committed=True)
+            for tp, position in transaction.positions.items():
+                self._check(tp, position)
+            self.commits += 1
+
+    def _note(self, outs: Sequence[Out], *, is_committed: bool) -> None:
         for out in outs:
             source = dict(out.headers).get("source")
-            if source is not None and out.value is not None:
-                place = TP(out.topic, out.partition)
-                self.answers[source.decode()].append((place, out.headers, out.value))
+            if source is None or out.value is None:
+                continue
+            if out.topic == self.replies:
+                assert not is_committed, "a reply to a gateway waits for its commit (P-13)"
+                assert self._is_committed(source.decode()), (
+                    f"replied: {source!r} has a reply before its commit"
+                )
+            place = TP(out.topic, out.partition)
+            self.answers[source.decode()].append((place, out.headers, out.value))
+
+    def _is_committed(self, source: str) -> bool:
+        topic, partition, offset = source.split("/")
+        found = [
+            position
+            for group in self._groups.values()
+            if (position := group.committed.get(TP(topic, int(partition)))) is not None
+        ]
+        return any(is_finished(position, int(offset)) for position in found)
 
     def commit(self, group: MemoryGroup, positions: Mapping[TP, Position]) -> None:
         """Check, then store."""
         for tp, position in positions.items():
-            ledger = OffsetLedger(epoch=0)
-            assert not ledger.restore(position), "our own metadata is always readable"
             assert group.committed.get(tp, Position(0)).offset <= position.offset, "backwards"
-            store = self.existing(tp)
-            for record in store.read(store.start, store.end, store.end):
-                if record.offset < position.offset or ledger.is_finished(record.offset):
-                    key = f"{tp.topic}/{tp.partition}/{record.offset}"
-                    assert key in self.answers, f"{key} is committed and has no answer"
+            self._check(tp, position)
         self.commits += 1
         super().commit(group, positions)
+
+    def _check(self, tp: TP, position: Position) -> None:
+        ledger = OffsetLedger(epoch=0)
+        assert not ledger.restore(position), "our own metadata is always readable"
+        store = self.existing(tp)
+        for record in store.read(store.start, store.end, store.end):
+            if record.offset < position.offset or ledger.is_finished(record.offset):
+                key = f"{tp.topic}/{tp.partition}/{record.offset}"
+                assert key in self.answers or key in self.calls, (
+                    f"{key} is committed and has no answer"
+                )
+
+
+def is_finished(position: Position, offset: int) -> bool:
+    """Say whether a committed position has an offset finished."""
+    ledger = OffsetLedger(epoch=0)
+    ledger.restore(position)
+    return offset < position.offset or ledger.is_finished(offset)
 
 
 class Fleet:
@@ -229,8 +275,23 @@ FAULTS = (
 )
 
 
+TRANSACTION_FAULTS = (
+    *FAULTS,
+    "start",
+    "position",
+    "abort",
+    "transact",
+    "transacted",
+    "expire",
+    "steal",
+    "forget",
+    "zombie",
+)
+"""Those of exactly_once."""
+
+
 async def strike(name: str, log: CheckedLog, fleet: Fleet) -> None:
-    """Inject a fault of `FAULTS`."""
+    """Inject a fault of `TRANSACTION_FAULTS`."""
     log.faults += 1
     match name:
         case "rebalance":
@@ -255,6 +316,32 @@ async def strike(name: str, log: CheckedLog, fleet: Fleet) -> None:
             log.hold_produce()
             await asyncio.sleep(0.2)
             log.free_produce()
+        case _:
+            _strike_transactions(name, log, fleet)
+
+
+def _strike_transactions(name: str, log: CheckedLog, fleet: Fleet) -> None:
+    match name:
+        case "start" | "position" | "abort":
+            log.failing[Step(name)] = Fault(2, done=log.faults % 2 == 0)
+            if name == "abort":
+                log.failing[Step.POSITION] = Fault(2)
+        case "transact" | "transacted":
+            log.failing[Step.COMMIT] = Fault(2, done=name == "transacted")
+        case "expire":
+            for transaction in log.transactions.open():
+                log.transactions.time_out(transaction)
+        case "steal" | "forget":
+            group = fleet.topology.group(fleet.model)
+            requests = fleet.topology.requests(fleet.model)
+            for partition in range(fleet.topology.partitions):
+                transaction = f"{group}:{requests}:{partition}"
+                if name == "steal":
+                    log.transactions.start(transaction)
+                else:
+                    log.transactions.forget(transaction)
+        case "zombie":
+            fleet.evict(learns_after_s=0.5)
 
 
 async def all_answered(
@@ -270,11 +357,11 @@ async def all_answered(
         committed = log.committed(group)
         tps = [TP(requests, number) for number in range(fleet.topology.partitions)]
         ends = {tp: log.existing(tp).end for tp in tps}
-        if sent <= log.answers.keys() and all(
+        if sent - log.calls <= log.answers.keys() and all(
             end == 0 or (tp in committed and committed[tp].offset == end)
             for tp, end in ends.items()
         ):
             return
         await asyncio.sleep(0.1)
-    missing = [source for source in sent if source not in log.answers]
+    missing = [source for source in sent - log.calls if source not in log.answers]
     raise AssertionError(f"unanswered: {missing}; committed {log.committed(group)}")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from echo_storm import CONFIG, storm
 from headrace.schemas.record import TP, Out
-from headrace.streams.log import Outcome, Position
+from headrace.streams.log import Mode, Outcome, Position
 from headrace.streams.memory_delivery import MemoryDelivery
-from simulated import CheckedLog
+from simulated import TRANSACTION_FAULTS, CheckedLog
 from virtual_loop import run_virtual
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "200"))
@@ -56,6 +56,22 @@ def test_B97_with_faults_nothing_is_lost(chunk: int, repository: Path) -> None:
     """
     for seed in range(10_000 + chunk * CHUNK, 10_000 + (chunk + 1) * CHUNK):
         play(seed, repository, faults=6)
+
+
+EXACTLY_ONCE = {"mode": Mode.EXACTLY_ONCE, "faults_of": TRANSACTION_FAULTS}
+
+
+@pytest.mark.parametrize("chunk", range(max(1, SEEDS // CHUNK)))
+def test_P10_exactly_once_each_record_has_one_answer_in_the_committed_view(
+    chunk: int, repository: Path
+) -> None:
+    """Whatever step of a transaction fails, is lost or fenced, and whoever dies, hangs or comes back: 0, 0, 0.
+
+    Covers B23, B25, B27, B97: nothing lost, duplicated or orphaned, dead letters included, no transaction left open; a
+    gateway's call has one answer behind its commit, or, where something failed in between, none (P-13).
+    """
+    for seed in range(20_000 + chunk * CHUNK, 20_000 + (chunk + 1) * CHUNK):
+        play(seed, repository, faults=seed % 9, **EXACTLY_ONCE)
 
 
 class EagerDelivery(MemoryDelivery):
