@@ -6,8 +6,10 @@ Nothing here, and nothing else of ours, lets a metadata request create a topic (
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient
@@ -90,13 +92,7 @@ class KafkaAdmin:
                     await admin._client.force_metadata_update()  # noqa: SLF001  # as above
                     await asyncio.sleep(0.05)
                 else:
-                    found = response.to_object()["topics"]
-                    there = {
-                        topic["topic"]: len(topic["partitions"])
-                        for topic in found
-                        if topic["error_code"] in (0, LEADER_NOT_AVAILABLE) and topic["partitions"]
-                    }
-                    return there, {t["topic"] for t in found if t["error_code"] == NOT_ALLOWED}
+                    return _seen(response)
 
         if names is not None and not names:
             return {}, set()
@@ -117,6 +113,9 @@ class KafkaAdmin:
         existing = [spec for spec in specs if spec.name in there]
         if missing:
             await self._create(missing, hidden)
+        if hidden:
+            await self.topics(sorted(hidden))  # says what is missing to look at them
+        await self._until_visible([spec.name for spec in specs])
         settings = await self._settings_of([spec.name for spec in existing if spec.settings])
         return [
             sentence
@@ -154,12 +153,27 @@ class KafkaAdmin:
                 f"creating {', '.join(sorted(refused))} was refused ({why}); create by hand:\n{commands}",
                 retriable=False,
             )
-        await bounded(self._until_visible(specs), VISIBLE_S, doing)
 
-    async def _until_visible(self, specs: Sequence[TopicSpec]) -> None:
-        names = {spec.name for spec in specs}
-        while await self.missing(names):  # noqa: ASYNC110  # another process's state: nothing to wait on
-            await asyncio.sleep(0.02)
+    async def _until_visible(self, names: Sequence[str]) -> None:
+        """Wait until every broker that answers knows these topics, also those that somebody else has just created.
+
+        The next question may go to another broker than the last one, and to that one the topic may still be missing.
+        """
+        brokers = self._running()._client.cluster.brokers()  # noqa: SLF001  # see `topics`
+        await asyncio.gather(*[self._until_known(broker.nodeId, names) for broker in brokers])
+
+    async def _until_known(self, node: int, names: Sequence[str]) -> None:
+        request = MetadataRequest(list(names), allow_auto_topic_creation=False)
+        with contextlib.suppress(
+            KafkaError, TimeoutError
+        ):  # it is away, and tells nobody anything
+            async with asyncio.timeout(VISIBLE_S):
+                while True:
+                    response = await self._running()._client.send(node, request)  # noqa: SLF001  # see `topics`
+                    there, hidden = _seen(response)
+                    if set(names) <= there.keys() | hidden:
+                        return
+                    await asyncio.sleep(0.02)
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete topics; those that do not exist are passed over."""
@@ -222,6 +236,17 @@ class KafkaAdmin:
 LEADER_NOT_AVAILABLE = 5  # the topic is there, a leader is being elected
 NOT_ALLOWED = 29  # to look at the topic, if there is one
 RIGHTS = (TopicAuthorizationFailedError, kafka_errors.ClusterAuthorizationFailedError)
+
+
+def _seen(response: Any) -> tuple[dict[str, int], set[str]]:
+    """Return the partition counts that a broker tells, and which topics it tells nothing about."""
+    found = response.to_object()["topics"]
+    there = {
+        topic["topic"]: len(topic["partitions"])
+        for topic in found
+        if topic["error_code"] in (0, LEADER_NOT_AVAILABLE) and topic["partitions"]
+    }
+    return there, {topic["topic"] for topic in found if topic["error_code"] == NOT_ALLOWED}
 
 
 def _difference(spec: TopicSpec, partitions: int, settings: Mapping[str, str] | None) -> str:
