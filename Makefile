@@ -8,6 +8,10 @@ STAMP := .venv/.installed
 PACKAGES := schemas backends repository streams consumers deploy
 # Test processes side by side; each that meets a Kafka test starts one broker of its own.
 JOBS ?= 2
+# What `make chaos` plays: one of its faults, how often, in which delivery mode; nothing plays all.
+FAULT ?=
+TIMES ?=
+MODE ?=
 # Storms that `make simulate` plays of each kind.
 SEEDS ?= 10000
 
@@ -15,7 +19,7 @@ SEEDS ?= 10000
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo demo-speech test simulate check lint format bench wheel requirements clean
+.PHONY: help setup demo demo-speech test simulate chaos check lint format bench wheel requirements clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -44,6 +48,10 @@ test: $(STAMP) ## Run every test, those on a real Apache Kafka too (Java 17 and 
 
 simulate: $(STAMP) ## Play storms of crashes, zombies and rebalances on virtual time (SEEDS=100000).
 	HEADRACE_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) tests/simulation $(ARGS)
+
+chaos: $(STAMP) ## Break brokers, workers, networks and a disk under load on three brokers (FAULT, TIMES, MODE).
+	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m chaos.run \
+	    $(if $(FAULT),--fault $(FAULT)) $(if $(TIMES),--times $(TIMES)) $(if $(MODE),--mode $(MODE))
 
 check: lint ## Format, lint, types, layers, unit and property tests: before each commit.
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/unit tests/properties

@@ -177,6 +177,11 @@ class Cluster:
         """Kill a node."""
         self._end(node, signal.SIGKILL)
 
+    def await_end(self, node: int) -> None:
+        """Wait until a node has ended by itself, as one does whose disk is full."""
+        self._processes[node].wait(PATIENCE_S)
+        self._processes.pop(node).stdin.close()
+
     def restart(self, node: int) -> None:
         """Stop a node if it runs, and start it again."""
         if node in self._processes:
@@ -247,12 +252,13 @@ class Cluster:
         """Return the answer of one node that runs; None where none answers. Whom it asks changes each time."""
         nodes = self.running()
         for node in random.sample(nodes, len(nodes)):
-            answer = await self._ask_node(node, request)
+            answer = await self.ask_node(node, request)
             if answer is not None:
                 return answer
         return None
 
-    async def _ask_node(self, node: int, request):
+    async def ask_node(self, node: int, request):
+        """Return the answer of one node; None where it gives none in time."""
         try:
             async with asyncio.timeout(ASK_S):
                 conn = await create_conn("127.0.0.1", self._ports[node])
@@ -267,7 +273,7 @@ class Cluster:
         nodes = self.running()
         for node in nodes:
             request = MetadataRequest([], allow_auto_topic_creation=False)
-            answer = await self._ask_node(node, request)
+            answer = await self.ask_node(node, request)
             if answer is None or not set(nodes) <= {broker[0] for broker in answer.brokers}:
                 return False
         return True

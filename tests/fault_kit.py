@@ -318,7 +318,7 @@ class Stage:
                     self.dead_letters.add(key)
                 else:
                     key = _key(record, SOURCE)
-                    self.answers.setdefault(key, []).append(_answer(record))
+                    self.answers.setdefault(key, []).append(answer_of(record))
         return bool(blocks)
 
     async def until(
@@ -440,7 +440,8 @@ def _key(record: Record, header: str) -> Key:
     return int(partition), int(offset)
 
 
-def _answer(record: Record) -> Answer:
+def answer_of(record: Record) -> Answer:
+    """Read an answer."""
     headers = dict(record.headers)
     status, reason = headers[STATUS].decode(), headers.get("reason", b"").decode()
     try:

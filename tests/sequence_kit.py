@@ -46,6 +46,23 @@ class Step(NamedTuple):
     version: int = 0
 
 
+def step_record(
+    topic: str, step: Step, partition: int, *, timeout_us: int = 0, rows: int = 1
+) -> Out:
+    """Make a step's record."""
+    values = np.full((rows, 1), step.value, np.int64)
+    request = InferRequest(
+        (Tensor.from_numpy("INPUT", values),),
+        model_version=str(step.version or ""),
+        sequence_id=step.sequence_id,
+        sequence_start=step.start,
+        sequence_end=step.end,
+        timeout_us=timeout_us,
+    )
+    value, headers = encode_request(request)
+    return Out(topic, partition, str(step.sequence_id).encode(), value, headers)
+
+
 class SequenceStage(Stage):
     """A stage on which sequences are stepped.
 
@@ -67,18 +84,9 @@ class SequenceStage(Stage):
         rows: int = 1,
     ) -> Out:
         """Make a step's record."""
-        values = np.full((rows, 1), step.value, np.int64)
-        request = InferRequest(
-            (Tensor.from_numpy("INPUT", values),),
-            model_version=str(step.version or ""),
-            sequence_id=step.sequence_id,
-            sequence_start=step.start,
-            sequence_end=step.end,
-            timeout_us=timeout_us,
-        )
-        value, own = encode_request(request)
-        key = str(step.sequence_id).encode()
-        return Out(self.requests, partition, key, value, [*own, *headers])
+        out = step_record(self.requests, step, partition, timeout_us=timeout_us, rows=rows)
+        out.headers = [*out.headers, *headers]
+        return out
 
     async def step(self, *steps: Step, partition: int = 0, **more: object) -> list[Key]:
         """Send steps to a partition, in order."""

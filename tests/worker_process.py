@@ -27,19 +27,20 @@ class WorkerProcess:
     Attributes:
         process: The child; `pid`, `returncode`.
         log: File with what it prints.
+        url: Where it listens.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
         self.process = process
         self.log = log
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
 
     async def readiness(self) -> int:
         """Return the status of its readiness; 0 where nothing listens."""
         try:
             async with (
                 aiohttp.ClientSession() as session,
-                session.get(f"{self._url}/v2/health/ready") as answer,
+                session.get(f"{self.url}/v2/health/ready") as answer,
             ):
                 return answer.status
         except (aiohttp.ClientError, ConnectionError):
@@ -56,7 +57,7 @@ class WorkerProcess:
         """Return the sum of a metric's samples over all labels."""
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"{self._url}/metrics") as answer,
+            session.get(f"{self.url}/metrics") as answer,
         ):
             text = await answer.text()
         return sum(
@@ -87,7 +88,7 @@ class WorkerProcess:
         """Return the partitions of the live sequences that it holds."""
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"{self._url}/v2/models/{model}/sequences?limit=1000") as answer,
+            session.get(f"{self.url}/v2/models/{model}/sequences?limit=1000") as answer,
         ):
             return {row["partition"] for row in (await answer.json())["sequences"]}
 
@@ -156,6 +157,31 @@ async def worker_process(
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+@asynccontextmanager
+async def gateway_process(
+    properties: Mapping[str, str], prefix: str, *, folder: Path, options: Sequence[str] = ()
+) -> AsyncIterator[WorkerProcess]:
+    """Run a gateway while the block runs, ready at its begin; its port is that of the V2 API."""
+    file, log = _files(folder, properties)
+    port, metrics = free_ports(2)
+    command = ["gateway", "--kafka-config", str(file), "--topic-prefix", prefix]
+    command += ["--http-port", str(port), "--metrics-port", str(metrics), *options]
+    with log.open("ab") as out:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "headrace.deploy.cli", *command),
+            stdout=out,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    gateway = WorkerProcess(process, port, log)
+    try:
+        await gateway.until_readiness(200)
+        yield gateway
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 class Crew:
