@@ -1,7 +1,8 @@
 """Sequences that wait for a slot: first come first served within a partition, partitions in turn (SEMANTICS SQ-07).
 
 A partition is one order for its readers, so a partition with a thousand new sequences must not make the sequences of
-all others wait behind them (KX-04). Everything here is found without walking over what waits. Pure.
+all others wait behind them (KX-04): a turn is no longer than a batch. Everything here is found without walking over
+what waits. Pure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from headrace.consumers.backlog_timeouts import BacklogTimeouts
 from headrace.consumers.live_sequence import LiveSequence
 from headrace.schemas.batch import Entry
 from headrace.schemas.record import TP
+
+MAX_TURN = 64
+"""Sequences of one partition at most that get a slot before the next one's do, where a batch has as many rows. What was
+read together is together in memory, and its answers are published together: with turns of one, a step costs a fifth
+more."""
 
 _SLACK = 256
 """Stale heap items that are tolerated before tidying up."""
@@ -57,8 +63,13 @@ class Backlog:
         timeouts: Of all lanes of the batcher; those of the lanes in here count (SQ-09).
     """
 
-    def __init__(self, bounds: BacklogBounds | None) -> None:
-        """Start empty; ``bounds`` None lets any number wait."""
+    def __init__(self, bounds: BacklogBounds | None, *, rows: int = 1) -> None:
+        """Start empty.
+
+        Args:
+            bounds: None lets any number wait.
+            rows: Of a batch: a partition's turn is as long, up to `MAX_TURN`.
+        """
         self.timeouts = BacklogTimeouts()
         self._bounds = bounds
         self._partitions: OrderedDict[TP, _Partition] = OrderedDict()  # whose turn it is first
@@ -69,6 +80,8 @@ class Backlog:
         ] = {}  # bytes of what each lane has queued, where there are bounds
         self._bytes = 0
         self._number = 0
+        self._turn = max(1, min(rows, MAX_TURN))
+        self._left_of_turn = self._turn
         self._newest: dict[TP, int] = {}  # offset that was read last, where there are bounds
 
     def __repr__(self) -> str:
@@ -114,7 +127,7 @@ class Backlog:
         return next(iter(part.lanes))
 
     def pop(self) -> LiveSequence:
-        """Take out the lane whose turn it is; its partition comes behind all others."""
+        """Take out the lane whose turn it is; after a turn of them its partition comes behind all others."""
         tp, part = next(iter(self._partitions.items()))
         lane, _ = part.lanes.popitem(last=False)
         if self._bounds is None and not self.timeouts.times:
@@ -122,10 +135,13 @@ class Backlog:
             self._records -= lane.waiting
         else:
             self._left(part, lane)
+        self._left_of_turn -= 1
         if not part.lanes:
             del self._partitions[tp]
-        elif len(self._partitions) > 1:
+            self._left_of_turn = self._turn
+        elif self._left_of_turn <= 0:
             self._partitions.move_to_end(tp)
+            self._left_of_turn = self._turn
         return lane
 
     def exchange(self, lane: LiveSequence, head: Entry) -> LiveSequence | None:
@@ -135,20 +151,11 @@ class Backlog:
             lane: Has a slot so far.
             head: Its request.
         """
-        tp, part = next(iter(self._partitions.items()))
+        part = next(iter(self._partitions.values()))
         first = next(iter(part.lanes))
         assert first.head is not None
         if first.head.admitted_ns >= head.admitted_ns:
             return None
-        if lane.tp == tp and self._bounds is None and not self.timeouts.times:
-            # Once per step where many share few slots: the same as below.
-            del part.lanes[first]
-            self._number += 1
-            part.lanes[lane] = self._number
-            self._records += lane.waiting - first.waiting
-            if len(self._partitions) > 1:
-                self._partitions.move_to_end(tp)
-            return first
         self.pop()
         self.add(lane)
         return first

@@ -90,7 +90,7 @@ class LaneQueue(ABC):
         self._must_compare = self._alike.must_compare or self._varies
         slots = Slots(self._prepare(config), range(instances))
         self._holders = SlotHolders(slots, parks=self._parks)
-        self._backlog = Backlog(None if self._parks else bounds)
+        self._backlog = Backlog(None if self._parks else bounds, rows=signature.max_batch_size)
         self._timeouts = self._backlog.timeouts
         # Lanes of which nothing runs and whose head is to be answered with its error.
         self._refusing: dict[LiveSequence, None] = {}
