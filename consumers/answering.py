@@ -215,10 +215,9 @@ class Answering:
             now_ns=self._clock.now_ns,
         )
         done = partial(self._encoded, scheduler, batch, execution)
-        if version.encoding.idle and not holds_the_loop(execution, self._max_inline_bytes):
-            done(encode())
-        else:
-            version.encoding.apart(encode, done, partial(self.failed, scheduler))
+        failed = partial(self.failed, scheduler)
+        is_long = holds_the_loop(execution, self._max_inline_bytes)
+        version.encoding.run(encode, done, failed, is_long=is_long)
         self._room_made()
 
     def _encoded(
@@ -366,13 +365,14 @@ class Answering:
         settler.schedule(at_once=self.idle(), awaited=outgoing.awaited, backlog=self._backlog())
 
     def _bound(self, entry: Entry, out: Out) -> None:
-        """Make an answer that does not fit into a record a `too_large` error instead (FAULTS B57)."""
+        """Make an answer that does not fit into a record an `answer_too_large` error instead (FAULTS B57)."""
         size = record_bytes(out.key, out.value, out.headers)
         if size <= self._max_bytes:
             return
         error = TooLarge(
-            f"the answer of {size} bytes is above the limit of {self._max_bytes} bytes of a record "
-            "(max.request.size)"
+            f"the answer of {size} bytes is above the limit of {self._max_bytes} bytes of a record before its "
+            "compression (max.request.size); a larger one needs a store (--claim-check-url)",
+            reason=Reason.ANSWER_TOO_LARGE,
         )
         out.value, out.headers = self._error(entry, error, entry.model_version)
         if record_bytes(out.key, out.value, out.headers) > self._max_bytes:

@@ -6,6 +6,7 @@ What such a record looks like is `headrace.schemas.dead_letter`'s; here it is ma
 from __future__ import annotations
 
 from headrace.schemas.batch import Entry
+from headrace.schemas.claim_check import original
 from headrace.schemas.dead_letter import DeadLetter, record_bytes, write_dead_letter
 from headrace.schemas.errors import InferError
 from headrace.schemas.record import TP, Out
@@ -32,7 +33,7 @@ def dead_letter(
         max_record_bytes: Largest record, see `headrace.schemas.dead_letter.write_dead_letter`.
         version: The version that it failed on; ``""``: that of its sequence, else the one that was asked for.
     """
-    record = entry.record
+    record = original(entry.record)  # a claim, not the value that it stands for
     letter = DeadLetter(
         source=entry.tp,
         offset=record.offset,

@@ -48,6 +48,16 @@ class Encoded(NamedTuple):
     output_ns: int
 
 
+class Store(Protocol):
+    """Puts away answers that no record can hold: `headrace.consumers.claimed_answers.ClaimedAnswers`."""
+
+    def takes(self, encoded: Encoded) -> bool:
+        """Whether there are such answers."""
+
+    async def store(self, encoded: Encoded) -> Encoded:
+        """Return the same with something small in their place."""
+
+
 TEXT_FACTOR = 4
 """Writing a number as text takes about as long as reading so many times its raw bytes as text."""
 
@@ -99,12 +109,17 @@ class Encoding:
     """Encodes batches of one model version, in the order in which they ended: here, or large ones in a thread.
 
     While one is in the thread those behind it wait, so that with one instance answers leave in the order of execution.
+    So they do while large answers are stored.
+
+    Attributes:
+        store: Where answers go that are too large for a record; None where no store is configured.
     """
 
-    __slots__ = ("_task", "_waiting")
+    __slots__ = ("_task", "_waiting", "store")
 
     def __init__(self) -> None:
         """Start with nothing to do."""
+        self.store: Store | None = None
         self._waiting: deque[tuple[Callable[[], Encoded], Callable[[Encoded], None]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -112,6 +127,24 @@ class Encoding:
     def idle(self) -> bool:
         """Whether nothing waits for the thread or is in it."""
         return not self._waiting
+
+    def run(
+        self,
+        encode: Callable[[], Encoded],
+        done: Callable[[Encoded], None],
+        failed: Callable[[BaseException], None],
+        *,
+        is_long: bool,
+    ) -> None:
+        """Call ``encode`` and ``done``: here where nothing is before it and it does not take long, else `apart`."""
+        if is_long or not self.idle:
+            self.apart(encode, done, failed)
+            return
+        encoded = encode()
+        if self.store is not None and self.store.takes(encoded):
+            self.apart(lambda: encoded, done, failed)
+        else:
+            done(encoded)
 
     def apart(
         self,
@@ -135,6 +168,8 @@ class Encoding:
             while self._waiting:
                 encode, done = self._waiting[0]
                 encoded = await asyncio.to_thread(encode)
+                if self.store is not None and self.store.takes(encoded):
+                    encoded = await self.store.store(encoded)
                 self._waiting.popleft()
                 done(encoded)
         except Exception as exc:  # noqa: BLE001  # a task that nobody awaits: nobody else would hear of it (FAULTS B42)

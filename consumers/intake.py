@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
 from headrace.consumers.batcher import Refusal
+from headrace.consumers.claimed_requests import ClaimDecoder, ClaimedRequests
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.settings import Clock, WorkerSettings
@@ -79,7 +81,7 @@ class Intake:
 
         Args:
             partitions: Those that are ours.
-            decoder: Reads the model's records.
+            decoder: Reads the model's records; a `ClaimDecoder` where their values may be in a store.
             admission: Who takes them.
             placement: Where answers go.
             settings: Bounds.
@@ -93,6 +95,7 @@ class Intake:
         self._settings = settings
         self._clock = clock
         self._sequences = sequences
+        self._claimed: ClaimedRequests | None = None
         self._room = asyncio.Event()
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
         self.stopped = False
@@ -107,6 +110,8 @@ class Intake:
     def stop(self, source: Source) -> None:
         """Admit nothing from now on; polling goes on for the membership's sake."""
         self.stopped = True
+        if self._claimed is not None:
+            self._claimed.close()
         self._pause(source, self._partitions.values())
 
     def room_made(self, source: Source) -> None:
@@ -114,12 +119,31 @@ class Intake:
         for part in self._partitions.values():
             if part.held and part.active:
                 self._offer_held(part)
+        if self._claimed is not None:
+            self._claimed.room_made()
         if not self._full():
             self._room.set()
             self._resume(source)
 
     async def run(self, source: Source) -> None:
         """Poll for ever; ends by cancellation, or by a `LogError` of the source."""
+        if isinstance(self._decoder, ClaimDecoder):
+            self._claimed = ClaimedRequests(
+                self._decoder,
+                self._partitions,
+                settings=self._settings,
+                clock=self._clock,
+                take=partial(self._take, source),
+                ended=partial(self._resume, source),
+                sequences=self._sequences,
+            )
+        try:
+            await self._poll(source)
+        finally:
+            if self._claimed is not None:
+                self._claimed.close()
+
+    async def _poll(self, source: Source) -> None:
         while True:
             timeout_s = FULL_WAIT_S
             if self.stopped or self._full():
@@ -145,6 +169,8 @@ class Intake:
                     part.decoding -= 1
             # The client hands out what it has prefetched without suspending; let the answers go out too.
             await asyncio.sleep(0)
+            if self._claimed is not None and self._claimed.failed is not None:
+                raise self._claimed.failed
 
     def _full(self) -> bool:
         records = size = 0
@@ -191,6 +217,8 @@ class Intake:
         """
         if part.held or not part.ledger.may_admit():
             return True
+        if self._claimed is not None and part in self._claimed:
+            return True
         if not self._sequences:
             return False
         settings = self._settings
@@ -218,6 +246,13 @@ class Intake:
             part.in_flight -= len(records)
             part.in_flight_bytes -= size
             return
+        if self._claimed is not None and self._claimed.takes(part, decoded):
+            self._pause(source, (part,))
+            return
+        self._take(source, part, decoded)
+
+    def _take(self, source: Source, part: Partition, decoded: Decoded) -> None:
+        """Offer what was decoded of a partition, and pause it where that was enough for now."""
         for failure in decoded.failures:
             self._placement.resolve(failure.entry)
         if self._sequences:

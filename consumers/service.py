@@ -15,6 +15,7 @@ from headrace.backends.backend import Instance
 from headrace.consumers.announcing import Announcing
 from headrace.consumers.answering import Answering
 from headrace.consumers.batcher import Batcher
+from headrace.consumers.claimed_requests import request_decoder
 from headrace.consumers.delivery_mode import require_mode
 from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMetrics
 from headrace.consumers.observe_transactions import TransactionMetrics
@@ -32,9 +33,9 @@ from headrace.repository.repository import Repository
 from headrace.schemas.answers import ResponseEncoder, encode_error
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
-from headrace.schemas.requests import RequestDecoder
 from headrace.schemas.snapshot_size import max_state_bytes
 from headrace.streams.cancels import read_cancel
+from headrace.streams.claims import Claims
 from headrace.streams.log import LATEST, Log, Mode, Span, TopicSpec
 from headrace.streams.metrics_text import Series
 from headrace.streams.sequence_list import SequencePage
@@ -76,6 +77,7 @@ class Worker:
         *,
         clock: Clock | None = None,
         pool: Callable[[Sequence[Instance], str], InstancePool] = Pool,
+        claims: Claims | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -86,6 +88,7 @@ class Worker:
             settings: Bounds.
             clock: Time; the machine's unless given.
             pool: Makes the instances' threads; simulations bring their own.
+            claims: Store of values that no record can hold; without it records that need one are answered so.
         """
         self.models: dict[str, ModelWorker] = {}
         self.registry = CollectorRegistry()
@@ -99,6 +102,7 @@ class Worker:
         self._sequence_metrics = SequenceMetrics(self.registry)
         self._transaction_metrics = TransactionMetrics(self.registry)
         self._pool = pool
+        self._claims = claims
         self._pools: list[InstancePool] = []
         self._missing: tuple[str, ...] = ()
         self._counts: dict[str, int] = {}
@@ -252,11 +256,7 @@ class Worker:
             group=topology.group(name),
             topic=topology.requests(name),
             partition_count=await self._partitions(topology.requests(name)),
-            decoder=RequestDecoder(
-                {number: version.signature for number, version in model.versions.items()},
-                model_name=name,
-                max_record_bytes=settings.max_record_bytes,
-            ),
+            decoder=request_decoder(name, model, settings.max_record_bytes, self._claims),
             answering=answering,
             placement=placement,
             settings=settings,
@@ -311,6 +311,7 @@ class Worker:
             observer,
             decoupled=loaded.config.decoupled,
             preserve_ordering=batching is not None and batching.preserve_ordering,
+            claims=self._claims,
         )
 
     async def _read_cancels(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias
 
+from headrace.consumers.claimed_answers import ClaimedAnswers
 from headrace.consumers.encoding import Answer, Encoder, Encoding
 from headrace.consumers.observe import ModelObserver
 from headrace.consumers.ordering import PreserveOrdering
 from headrace.consumers.scheduler import Scheduler
+from headrace.streams.claims import Claims
 
 Ordering: TypeAlias = PreserveOrdering[list[Answer]]
 
@@ -46,12 +48,15 @@ class Version:
         *,
         decoupled: bool = False,
         preserve_ordering: bool = False,
+        claims: Claims | None = None,
     ) -> None:
-        """Keep the parts."""
+        """Keep the parts; ``claims`` is where answers go that are too large for a record."""
         self.decoupled = decoupled
         self.ordering: Ordering | None = PreserveOrdering() if preserve_ordering else None
         self.scheduler = scheduler
         self.pool = pool
         self.encoder = encoder
         self.encoding = Encoding()
+        if claims is not None:
+            self.encoding.store = ClaimedAnswers(claims)
         self.observer = observer

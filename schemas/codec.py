@@ -209,4 +209,5 @@ _KINDS_BY_REASON: dict[Reason | None, type[InferError]] = {
         )
     },
     Reason.DEADLINE_PASSED: errors.DeadlineExceeded,
+    Reason.ANSWER_TOO_LARGE: errors.TooLarge,
 }

@@ -593,7 +593,7 @@ BULKY = {
     ),
     "an id in a header": ({"headers": [("id", b"i" * 150_000)]}, "invalid_header", False),
     "an id in the value": ({"id": "i" * 150_000}, "invalid_header", False),
-    "a key": ({"key": bytes(LIMIT + 1)}, "too_large", True),
+    "a key": ({"key": bytes(LIMIT + 1)}, "answer_too_large", True),
     "a version": ({"headers": [("model-version", b"1" * 150_000)]}, "unknown_version", False),
     "a reply topic": (
         {"headers": [("reply-topic", b"t" * 150_000)]},
@@ -605,7 +605,11 @@ BULKY = {
         "invalid_header",
         False,
     ),
-    "undecodable with a key": ({"value": b"\xff", "key": bytes(LIMIT + 1)}, "too_large", True),
+    "undecodable with a key": (
+        {"value": b"\xff", "key": bytes(LIMIT + 1)},
+        "answer_too_large",
+        True,
+    ),
     "undecodable, just below the limit": (
         {"value": b"\xff" * (LIMIT - 200)},
         "undecodable",
