@@ -15,7 +15,7 @@ from headrace.schemas.errors import (
 )
 from headrace.schemas.headers import RequestOptions, checked_id, find_header
 from headrace.schemas.infer import InferRequest, InferResponse, RequestedOutput
-from headrace.schemas.record import AVRO, STATUS, Out, Record
+from headrace.schemas.record import AVRO, CLAIM_CHECK, STATUS, Out, Record
 from headrace.streams.model_view import Route
 from headrace.streams.topology import partition_for_key
 
@@ -58,8 +58,20 @@ def request_record(
     return Out(route.topic, partition_for_key(key, route.partitions), key, value, headers)
 
 
-def check_request(route: Route, request: InferRequest, max_record_bytes: int) -> None:
+RECORD_LIMIT = "max.request.size, before compression; larger ones need a store, --claim-check-url"
+"""What says how much a request may have where no store is configured."""
+
+
+def check_request(
+    route: Route, request: InferRequest, max_bytes: int, option: str = RECORD_LIMIT
+) -> None:
     """Refuse what the worker would refuse, so that it never enters the log (FAULTS B53).
+
+    Args:
+        route: Of its model.
+        request: The call's.
+        max_bytes: Bytes that its tensors may have.
+        option: What sets this limit.
 
     Raises:
         InferError: Of whatever kind; the sizes are looked at before the elements of BYTES tensors are.
@@ -71,7 +83,7 @@ def check_request(route: Route, request: InferRequest, max_record_bytes: int) ->
             "doesn't support models with decoupled transaction policy"
         )
     checked_id(request.id)
-    check_size(model, sum([len(tensor.data) for tensor in request.inputs]), max_record_bytes)
+    check_size(model, sum([len(tensor.data) for tensor in request.inputs]), max_bytes, option)
     admitted = route.signature.admit(request.inputs, request.outputs)
     route.signature.check_sequence(request.sequence_id, admitted.rows)
 
@@ -92,21 +104,22 @@ def time_left(model: str, deadline_ms: int, now_ms: int) -> int:
     return left_ms
 
 
-def check_size(model: str, size: int, max_record_bytes: int) -> None:
+def check_size(model: str, size: int, max_bytes: int, option: str = RECORD_LIMIT) -> None:
     """Refuse a record that the broker would refuse (FAULTS B57).
 
     Args:
         model: Whose request it is.
         size: Bytes of its value, or of the tensors that go into it.
-        max_record_bytes: Bytes that a record's value may have.
+        max_bytes: Bytes that it may have.
+        option: What sets this limit.
 
     Raises:
         TooLarge: Names the size, the limit and its option.
     """
-    if size > max_record_bytes:
+    if size > max_bytes:
         raise TooLarge(
             f"the request for model '{model}' takes a record of {size} bytes, expected at most "
-            f"{max_record_bytes} (max_record_bytes)"
+            f"{max_bytes} ({option})"
         )
 
 
@@ -121,10 +134,12 @@ def read_answer(record: Record) -> InferResponse:
     except InferError as error:
         if (find_header(record.headers, STATUS) or b"OK") != b"OK":
             raise
-        raise BackendError(
-            f"the answer at {record.topic}/{record.partition}/{record.offset} cannot be read: "
-            f"{error.detail}"
-        ) from error
+        where = f"{record.topic}/{record.partition}/{record.offset}"
+        if find_header(record.headers, CLAIM_CHECK) is not None:
+            raise BackendError(
+                f"the answer at {where} is in a store, and this gateway has none (--claim-check-url)"
+            ) from error
+        raise BackendError(f"the answer at {where} cannot be read: {error.detail}") from error
 
 
 def not_produced(model: str, error: LogError) -> Unavailable:

@@ -14,6 +14,7 @@ import secrets
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, Self
 
 from headrace.schemas.errors import Code, InferError, LogError, QueueFull, Reason, Unavailable
@@ -22,15 +23,15 @@ from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import CORRELATION_ID, Header, Record
 from headrace.streams.announce import Announcer
 from headrace.streams.call_records import (
-    check_request,
-    check_size,
     expired,
     not_produced,
-    read_answer,
     request_record,
     time_left,
 )
+from headrace.streams.call_timer import CallTimer
+from headrace.streams.call_values import CallValues, Reply
 from headrace.streams.cancels import Cancel, cancel_record
+from headrace.streams.claims import Claims
 from headrace.streams.fleet import Fleet
 from headrace.streams.listening import Listening, ensure_if_allowed
 from headrace.streams.log import Log
@@ -101,8 +102,13 @@ class Gateway:
         *,
         observer: Observer | None = None,
         clock_ms: Clock = wall_ms,
+        claims: Claims | None = None,
     ) -> None:
-        """Keep the parts; ``log`` is open already, ``clock_ms`` is the wall clock in ms since the epoch."""
+        """Keep the parts.
+
+        ``log`` is open already, ``clock_ms`` is the wall clock in ms since the epoch, ``claims`` the store of values
+        that no record can hold; without it such requests are refused.
+        """
         self.settings = settings
         self.gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
         self.refused: Counter[Reason] = Counter()
@@ -111,9 +117,9 @@ class Gateway:
         self._topology = topology
         self._observer = observer
         self._clock_ms = clock_ms
-        self._pending: Pending[asyncio.Future[InferResponse]] = Pending(
-            max_pending=settings.max_pending
-        )
+        self._pending: Pending[asyncio.Future[Reply]] = Pending(max_pending=settings.max_pending)
+        self._timer = CallTimer(self._pending, lambda future: _fail(future, expired()))
+        self._values = CallValues(claims, settings.max_record_bytes)
         self._watch = StatusWatch(log, topology.status, clock_ms)
         self.fleet: Fleet = self._watch.fleet
         self._replies = Replies(
@@ -127,7 +133,6 @@ class Gateway:
         self._listening = Listening(self._watch, self._replies)
         self.is_draining = False
         self._idle = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         """Show what it holds."""
@@ -167,8 +172,7 @@ class Gateway:
         self.is_draining = True
         for future in self._pending.close():
             _fail(future, Unavailable(STOPPING, reason=Reason.DRAINING))
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         for loop in self._loops:
             loop.cancel()
         try:
@@ -184,8 +188,8 @@ class Gateway:
 
     @property
     def open_calls(self) -> int:
-        """Calls that wait for their reply."""
-        return len(self._pending)
+        """Calls that wait for their reply, or for its value."""
+        return len(self._pending) + self._values.fetching
 
     @property
     def late_replies(self) -> int:
@@ -245,13 +249,13 @@ class Gateway:
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for open ones (FAULTS B68); False when some are still open after that long."""
         self.is_draining = True
-        if self._pending:
+        if self.open_calls:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._idle.wait()
             except TimeoutError:
-                logger.warning("%d calls are still open after %s s", len(self._pending), timeout_s)
-        return not self._pending
+                logger.warning("%d calls are still open after %s s", self.open_calls, timeout_s)
+        return not self.open_calls
 
     async def infer(
         self,
@@ -309,7 +313,7 @@ class Gateway:
             if deadline_ms:
                 left_ms = time_left(model, deadline_ms, now_ms)
             loop = asyncio.get_running_loop()
-            future: asyncio.Future[InferResponse] = loop.create_future()
+            future: asyncio.Future[Reply] = loop.create_future()
             deadline_s = loop.time() + left_ms / 1_000
             correlation_id = self._pending.add(future, int(deadline_s * 1e9))
         except InferError as error:
@@ -324,11 +328,13 @@ class Gateway:
                 correlation_id=correlation_id,
                 extra=extra,
             )
-            out = request_record(route, version, request, options, spread=self._outbox.turn)
-            check_size(model, len(out.value or b""), self.settings.max_record_bytes)
-            self._wake_at(deadline_s)
+            make = partial(
+                request_record, route, version, request, options, spread=self._outbox.turn
+            )
+            out = await self._values.request(model, request, make, deadline_s)
+            self._timer.wake_at(deadline_s)
             self._outbox.send(out, lambda error: _fail(future, not_produced(model, error)))
-            response = await future
+            response = await self._values.response(await future, deadline_s)
         except asyncio.CancelledError:
             self._cancel(model, correlation_id)
             raise
@@ -336,7 +342,7 @@ class Gateway:
             self._pending.discard(correlation_id)
             if load is not None:
                 load.closed(token)
-            if self.is_draining and not self._pending:
+            if self.is_draining and not self.open_calls:
                 self._idle.set()
         return response if response.id == request.id else replace(response, id=request.id)
 
@@ -352,7 +358,7 @@ class Gateway:
             raise Unavailable(
                 f"the gateway does not read its replies on topic {self._topology.replies} now"
             )
-        check_request(route, request, self.settings.max_record_bytes)
+        self._values.check(route, request)
         load = route.load(request.priority)
         if load is not None and load.is_full:
             raise QueueFull(
@@ -373,28 +379,12 @@ class Gateway:
         if future is None or future.done():
             return
         try:
-            future.set_result(read_answer(record))
+            future.set_result(self._values.reply(record))
         except InferError as error:
             future.set_exception(error)
 
-    def _wake_at(self, deadline_s: float) -> None:
-        """See that calls expire at this time at the latest."""
-        if self._timer is None or self._timer.when() > deadline_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_at(deadline_s, self._expire)
 
-    def _expire(self) -> None:
-        self._timer = None
-        now_ns = int(asyncio.get_running_loop().time() * 1e9)
-        for future in self._pending.expire(now_ns):
-            _fail(future, expired())
-        if (wake_at := self._pending.wake_at()) is not None:
-            # A moment later, so that the clock's rounding does not wake us too early again and again.
-            self._wake_at(wake_at / 1e9 + 0.0005)
-
-
-def _fail(future: asyncio.Future[InferResponse], error: InferError) -> None:
+def _fail(future: asyncio.Future[Reply], error: InferError) -> None:
     """End a call that has not ended yet."""
     if not future.done():
         future.set_exception(error)

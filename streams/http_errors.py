@@ -28,6 +28,12 @@ STATUS_BY_CODE = {
 STATUS_BY_REASON = {
     Reason.DEADLINE_PASSED: 504,  # the caller's own deadline, not a queue policy's (QT-04)
     Reason.TOO_LARGE: 413,  # above what a record may hold (FAULTS B57)
+    Reason.ANSWER_TOO_LARGE: 507,  # the model's doing, not the caller's
+    # The caller names no value in the store; the gateway does. One that is gone is stored anew by the next call.
+    Reason.CLAIM_MISSING: 503,
+    Reason.CLAIM_MISMATCH: 500,
+    Reason.CLAIM_REFUSED: 500,
+    Reason.UNSUPPORTED_CLAIM_CHECK: 500,
     # Triton's number for a step that no sequence can take (SQ-03), which its clients know from restarts. A lost one is
     # no different for its client: the same bytes never succeed, a new START does.
     Reason.SEQUENCE_UNKNOWN: 400,

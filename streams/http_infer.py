@@ -27,6 +27,9 @@ worker's heartbeats, for 30 ms and more (FAULTS B2)."""
 OFF_LOOP_SHOWN_BYTES = 256 * 1024
 """The same for tensors that are shown as JSON, which grow several times over."""
 
+OFF_LOOP_COPIED_BYTES = 8 * 1024 * 1024
+"""The same for tensors that are only copied."""
+
 
 async def infer(
     gateway: Gateway,
@@ -56,8 +59,11 @@ async def infer(
         target.model, version, asked, deadline_ms=deadline_ms, extra=_trace(request)
     )
     is_binary = wants_binary(asked)
-    shown_bytes = sum([len(t.data) for t in response.outputs if not is_binary(t.name)])
-    if shown_bytes < OFF_LOOP_SHOWN_BYTES:
+    shown_bytes = total_bytes = 0
+    for tensor in response.outputs:
+        total_bytes += len(tensor.data)
+        shown_bytes += 0 if is_binary(tensor.name) else len(tensor.data)
+    if shown_bytes < OFF_LOOP_SHOWN_BYTES and total_bytes < OFF_LOOP_COPIED_BYTES:
         answer, length = write_response(response, is_binary)
     else:
         answer, length = await asyncio.to_thread(write_response, response, is_binary)

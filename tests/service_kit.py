@@ -26,6 +26,7 @@ from headrace.repository.repository import Repository
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.record import SOURCE, TP, Out, Record
+from headrace.streams.claims import Claims
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.http import HttpServer, HttpSettings
@@ -285,6 +286,7 @@ async def working(
     plant: Callable[[Worker], None] = lambda _: None,
     pool: Callable[..., Pool] = Pool,
     wait: bool = True,
+    claims: Claims | None = None,
     **settings: object,
 ) -> AsyncIterator[Service]:
     """Run a worker around the block; it drains when the block ends.
@@ -296,10 +298,12 @@ async def working(
         plant: Puts a part of the test's own into the worker, before it joins its groups.
         pool: Makes the instances' threads.
         wait: Wait until it is ready.
+        claims: Store of values that no record can hold.
         settings: Of `WorkerSettings`.
     """
     bounds = {"worker_id": "w1", "exit_timeout_s": 10.0, "status_interval_s": 0.5} | settings
-    worker = Worker(log, repository, topology, WorkerSettings(**bounds), pool=pool)
+    bound = WorkerSettings(**bounds)
+    worker = Worker(log, repository, topology, bound, pool=pool, claims=claims)
     stop = asyncio.Event()
     async with worker:
         plant(worker)
@@ -333,12 +337,13 @@ async def _look(service: Service) -> None:
 async def gatewaying(
     service: Service,
     settings: GatewaySettings = GatewaySettings(interval_ms=500),  # noqa: B008  # frozen
+    claims: Claims | None = None,
     **http: object,
 ) -> AsyncIterator[Service]:
     """Run a gateway with its HTTP and metrics servers around the block, on the worker's log."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
-    gateway = Gateway(service.log, service.topology, settings, observer=metrics)
+    gateway = Gateway(service.log, service.topology, settings, observer=metrics, claims=claims)
     metrics.watch(gateway)
 
     def page() -> bytes:

@@ -510,7 +510,8 @@ async def test_B55_strings_survive_both_ways_and_a_broken_prefix_is_400(log):
         (errors.DeadlineExceeded("Request timeout expired"), 503),
         (errors.DeadlineExceeded("too late", reason=Reason.DEADLINE_PASSED), 504),
         (errors.NotFound("version went away", reason=Reason.UNKNOWN_VERSION), 404),
-        (errors.TooLarge("the answer has 25 MB"), 413),
+        (errors.TooLarge("the request has 25 MB"), 413),
+        (errors.TooLarge("the answer has 25 MB", reason=Reason.ANSWER_TOO_LARGE), 507),
     ],
 )
 async def test_R4_a_workers_error_keeps_its_code_and_text(log, error, status):
@@ -633,7 +634,7 @@ async def test_B57_a_request_that_no_record_can_hold_is_413_and_names_the_option
     async with running(Worker(log)) as worker, serving(log, settings) as (gateway, session):
         status, answer, _ = await post(session, body([0.0] * 1_000))
         assert status == 413
-        assert "max_record_bytes" in answer["error"]
+        assert "max.request.size, before compression" in answer["error"]
         assert (await post(session, body()))[0] == 200
         assert len(worker.seen) == 1
         assert gateway.open_calls == 0
