@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from headrace.deploy.commands_audit import audit
+from headrace.deploy.commands_claims import app as claims_app
 from headrace.deploy.commands_dlq import app as dlq_app
 from headrace.deploy.commands_infer import infer
 from headrace.deploy.commands_models import app as models_app
@@ -31,6 +32,7 @@ for command in (serve, worker, gateway, infer, sequences, topics, audit):
     app.command()(command)
 app.add_typer(models_app, name="models")
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(claims_app, name="claims")
 
 
 def _print_version(wanted: bool) -> None:

@@ -41,7 +41,9 @@ EXAMPLES = """[bold]Examples[/]
 """
 
 
-@with_settings("bootstrap_servers", "kafka_config", "topic_prefix", "config", "log_level")
+@with_settings(
+    "bootstrap_servers", "kafka_config", "topic_prefix", "claim_check_url", "config", "log_level"
+)
 def infer(
     *,
     settings: Settings,

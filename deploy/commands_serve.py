@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from headrace.deploy.broker import named_kafka
+from headrace.deploy.claims import CLAIMS
 from headrace.deploy.console import hint
 from headrace.deploy.loading import repository_paths
 from headrace.deploy.options import with_settings
@@ -76,7 +77,7 @@ PROCESS = (
 )
 
 
-@with_settings(*MODELS, *KAFKA, "broker_port", *GATEWAY, *WORKER, *PROCESS)
+@with_settings(*MODELS, *KAFKA, "broker_port", *GATEWAY, *WORKER, *CLAIMS, *PROCESS)
 def serve(
     settings: Settings,
     path: Annotated[
@@ -100,7 +101,7 @@ def serve(
     run(settings, run_process(settings, paths, Parts(worker=True, gateway=True)))
 
 
-@with_settings(*MODELS, *KAFKA, *WORKER, *PROCESS)
+@with_settings(*MODELS, *KAFKA, *WORKER, *CLAIMS, *PROCESS)
 def worker(
     settings: Settings,
     path: Annotated[
@@ -121,7 +122,7 @@ def worker(
     run(settings, run_process(settings, paths, Parts(worker=True, gateway=False)))
 
 
-@with_settings(*KAFKA, *GATEWAY, *PROCESS)
+@with_settings(*KAFKA, *GATEWAY, *CLAIMS, *PROCESS)
 def gateway(settings: Settings) -> None:
     """Answer the V2 protocol over HTTP for the models that workers on the same Kafka serve.
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from headrace.deploy.broker import named_kafka, open_log, topology_of
+from headrace.deploy.claims import claims_of
 from headrace.deploy.failure import CommandFailed
 from headrace.deploy.inputs import InputSpec
 from headrace.deploy.settings import Settings
@@ -41,7 +42,8 @@ class LogClient:
             settings = GatewaySettings(
                 timeout_ms=self._timeout_ms, max_record_bytes=log.max_record_bytes
             )
-            gateway = Gateway(log, topology_of(self._settings), settings)
+            claims = claims_of(self._settings, log.max_record_bytes)
+            gateway = Gateway(log, topology_of(self._settings), settings, claims=claims)
             self._gateway = await stack.enter_async_context(gateway)
             try:
                 async with asyncio.timeout(LISTEN_S):

@@ -28,6 +28,7 @@ from headrace.deploy.broker import (
     open_log,
     topology_of,
 )
+from headrace.deploy.claims import claims_of
 from headrace.deploy.console import errors, hint
 from headrace.deploy.failure import port_taken
 from headrace.deploy.loading import (
@@ -40,6 +41,9 @@ from headrace.deploy.settings import Settings, option_name
 from headrace.deploy.welcome import Addresses, print_welcome, url_of
 from headrace.deploy.worker_http import Views, WorkerHttp
 from headrace.repository.repository import Repository
+from headrace.schemas.requests import MAX_RECORD_BYTES
+from headrace.streams.claim_objects import FsspecObjects
+from headrace.streams.claims import Claims
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.http import HttpServer, HttpSettings
@@ -93,6 +97,9 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
     stop = asyncio.Event()
     _stop_at_signals(stop, settings.exit_timeout_secs)
     _check_ports(settings, parts)
+    if settings.claim_check_url:
+        # A wrong one is refused before models are loaded, which may take minutes.
+        FsspecObjects(settings.claim_check_url)
     async with AsyncExitStack() as stack:
         repository = None
         if parts.worker:
@@ -100,10 +107,13 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
             stack.callback(repository.close)
         addresses = Addresses()
         log = await stack.enter_async_context(_opened_log(settings, addresses))
+        claims = claims_of(settings, log.max_record_bytes, cleans=parts.worker)
+        if claims is not None:
+            await stack.enter_async_context(claims)
         if repository is not None:
-            await stack.enter_async_context(_working(settings, log, repository, addresses))
+            await stack.enter_async_context(_working(settings, log, repository, addresses, claims))
         if parts.gateway:
-            await stack.enter_async_context(_answering(settings, log, addresses))
+            await stack.enter_async_context(_answering(settings, log, addresses, claims))
         print_welcome(settings, addresses, repository)
         _hint_at_containers(settings)
         _calm_collector()
@@ -135,6 +145,7 @@ def worker_settings(settings: Settings, port: int) -> WorkerSettings:
         max_queued_records=settings.max_queued_records,
         max_queued_bytes=settings.max_queued_bytes,
         max_partition_span=settings.max_partition_span,
+        max_record_bytes=max(MAX_RECORD_BYTES, settings.claim_check_max_bytes),
         max_poll_records=settings.max_poll_records,
         settle_interval_s=settings.settle_interval_ms / 1000,
         settle_backlog_interval_s=settings.settle_backlog_interval_ms / 1000,
@@ -236,7 +247,11 @@ async def _opened_log(settings: Settings, addresses: Addresses) -> AsyncIterator
 
 @asynccontextmanager
 async def _working(
-    settings: Settings, log: KafkaLog, repository: Repository, addresses: Addresses
+    settings: Settings,
+    log: KafkaLog,
+    repository: Repository,
+    addresses: Addresses,
+    claims: Claims | None,
 ) -> AsyncIterator[None]:
     """Run the worker, with its port, around the block; drain when the block ends."""
     stop = asyncio.Event()
@@ -245,7 +260,7 @@ async def _working(
             WorkerHttp(settings.http_address, settings.worker_port)
         )
         bounds = worker_settings(settings, http.port)
-        worker = Worker(log, repository, topology_of(settings), bounds)
+        worker = Worker(log, repository, topology_of(settings), bounds, claims=claims)
         await stack.enter_async_context(worker)
 
         def is_ready() -> bool:
@@ -271,7 +286,7 @@ async def _working(
 
 @asynccontextmanager
 async def _answering(
-    settings: Settings, log: KafkaLog, addresses: Addresses
+    settings: Settings, log: KafkaLog, addresses: Addresses, claims: Claims | None
 ) -> AsyncIterator[None]:
     """Run the gateway, with its ports, around the block; open calls are answered before it ends."""
     gateway_settings = GatewaySettings(
@@ -288,7 +303,8 @@ async def _answering(
     )
     registry = CollectorRegistry()
     counts = GatewayMetrics(registry)
-    gateway = Gateway(log, topology_of(settings), gateway_settings, observer=counts)
+    topology = topology_of(settings)
+    gateway = Gateway(log, topology, gateway_settings, observer=counts, claims=claims)
     counts.watch(gateway)
 
     def page() -> bytes:

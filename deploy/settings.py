@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from headrace.deploy.claim_settings import ClaimSettings
 from headrace.deploy.fault_settings import FaultSettings
 from headrace.schemas.errors import ConfigError
 from pydantic import Field, ValidationError, field_validator
@@ -43,7 +44,7 @@ WORKER = _panel("Worker")
 PROCESS = _panel("Process")
 
 
-class Settings(FaultSettings):
+class Settings(FaultSettings, ClaimSettings):
     """The settings of one process, read once at its start and never changed."""
 
     model_config = SettingsConfigDict(
