@@ -23,6 +23,7 @@ from benchmarks.workload import INPUT, OUTPUT, POOL, SIZES, Floats, pool
 AVRO = b"application/vnd.headrace.v2+avro"
 LIVE = (64, 1000, 10_000)
 """Numbers of sequences that the requests of a benchmark may belong to."""
+POISONED_EVERY = 1000
 Headers = Sequence[tuple[str, bytes]]
 Numbers = npt.NDArray[np.int64]
 
@@ -114,6 +115,32 @@ class Avro:
         return text
 
 
+class Poisoned(Avro):
+    """The record contract, with one row in `POISONED_EVERY` that the model of `benchmarks.isolation` fails."""
+
+    def __init__(self) -> None:
+        """Write the pool's values once."""
+        super().__init__()
+        row = pool()[0].copy()
+        row[0] = 1e9
+        self._poison = avro_request(row)
+
+    def request(self, number: int) -> Request:
+        found = super().request(number)
+        return found._replace(value=self._poison) if _is_poisoned(number) else found
+
+    def answer(self, key: bytes, value: bytes, headers: Headers) -> tuple[int, Floats]:
+        named = dict(headers)
+        if not _is_poisoned(int(key)):
+            return super().answer(key, value, headers)
+        if named.get("status") == b"OK":
+            raise WrongAnswer(f"the poisoned request {key!r} has the result {value!r}")
+        return int(key), np.zeros(SIZES[-1], np.float32)
+
+    def is_right(self, numbers: Numbers, answers: Floats) -> npt.NDArray[np.bool_]:
+        return super().is_right(numbers, answers) | _is_poisoned(numbers)
+
+
 class Steps(Avro):
     """The record contract of sequences: the key is the sequence's id, and START is on its first request."""
 
@@ -140,6 +167,11 @@ class Steps(Avro):
         return b"%d" % (1 + int(text or 0) % self._live)  # 0 is no sequence's id
 
 
+def _is_poisoned(number: Any) -> Any:
+    """Tell of one number, or of each of an array."""
+    return number % POISONED_EVERY == POISONED_EVERY // 2
+
+
 def schema(name: str) -> Any:
     """Return a published schema, parsed."""
     return fastavro.parse_schema(json.loads((ROOT / "schemas" / f"{name}.avsc").read_text()))
@@ -164,5 +196,6 @@ def avro_request(row: Floats, **fields: object) -> bytes:
 FORMATS: Mapping[str, Callable[[], Format]] = {
     "raw": Raw,
     "avro": Avro,
+    "poisoned": Poisoned,
     **{steps(live): partial(Steps, live) for live in LIVE},
 }
