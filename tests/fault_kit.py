@@ -496,8 +496,9 @@ async def group_of(bootstrap: str, group: str) -> tuple[str, int]:
 
 
 async def until_members(bootstrap: str, group: str, count: int) -> None:
-    """Wait until a group is stable with so many members."""
+    """Wait until a group is stable with so many members, or empty."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    while (found := await group_of(bootstrap, group)) != ("Stable", count):
+    wanted = ("Stable" if count else "Empty", count)
+    while (found := await group_of(bootstrap, group)) != wanted:
         assert asyncio.get_running_loop().time() < deadline, f"{found}, expected {count} members"
         await asyncio.sleep(0.05)
