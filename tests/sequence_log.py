@@ -12,14 +12,15 @@ from headrace.consumers.ledger import OffsetLedger
 from headrace.schemas.codec import decode_response
 from headrace.schemas.errors import Reason
 from headrace.schemas.infer import SequenceId
-from headrace.schemas.record import REASON, TP, Out
+from headrace.schemas.record import REASON, REPLY_TOPIC, TP, Out
 from headrace.schemas.sequence import Flag, SequenceState, sequence_key
 from headrace.schemas.snapshot import SequenceCodec, StateKind, split_state_key, unpack_snapshot
-from headrace.streams.log import Cover, Mode, Position, Rebalance, Source
+from headrace.streams.log import Cover, Delivery, Mode, Position, Rebalance, Source
 from headrace.streams.memory import MemoryRecord
 from headrace.streams.memory_delivery import MemoryDelivery
 from headrace.streams.memory_group import MemoryGroup
 from headrace.streams.memory_source import MemorySource
+from headrace.streams.memory_transactions import MemoryTransaction, Step
 from sequence_oracle import Asked, Due, Oracle
 from sequence_traffic import MODEL, NOW_AND_THEN, Scenario, Sending
 from simulated import CheckedLog
@@ -96,7 +97,11 @@ class SequenceLog(CheckedLog):
     sees_commits = True
 
     def __init__(self, scenario: Scenario, codec: SequenceCodec, rng: random.Random) -> None:
-        super().__init__(commit_interval_ms=scenario.commit_interval_ms)
+        is_exact = scenario.mode is Mode.EXACTLY_ONCE
+        super().__init__(
+            commit_interval_ms=scenario.commit_interval_ms,
+            replies=scenario.topology.replies if is_exact else "",
+        )
         self.scenario = scenario
         self.sent: dict[int, list[Asked]] = {p: [] for p in range(scenario.partitions)}
         self.dues: dict[int, list[Due]] = {p: [] for p in range(scenario.partitions)}
@@ -115,6 +120,9 @@ class SequenceLog(CheckedLog):
         """Append a request and ask the oracle."""
         partition = sending.out.partition
         asked = sending.asked._replace(timestamp_ms=self.clock_ms())
+        if self.replies and dict(sending.out.headers).get(REPLY_TOPIC) == self.replies.encode():
+            offset = len(self.sent[partition])
+            self.calls.add(f"{self._requests}/{partition}/{offset}")
         self.append([sending.out])
         self.sent[partition].append(asked)
         self.dues[partition].append(self._oracles[partition].next(asked))
@@ -138,10 +146,16 @@ class SequenceLog(CheckedLog):
         """Make a group member."""
         return LaggingSource(self, self._group(group), topics, on)
 
-    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> MemoryDelivery:
+    async def travel(self, step: Step, source: MemorySource) -> None:
+        """Let a transaction's requests and answers take their time, too."""
+        await self.lag(source)
+        await super().travel(step, source)
+
+    def delivery(self, source: Source, mode: Mode, cover: Cover | None = None) -> Delivery:
         """Make a delivery that is as late, and as frozen, as its source."""
-        del mode
         assert isinstance(source, MemorySource)
+        if mode is Mode.EXACTLY_ONCE:
+            return super().delivery(source, mode, cover)
         return LaggingDelivery(self, source, cover)
 
     async def partitions(self, topic: str) -> int | None:
@@ -153,6 +167,21 @@ class SequenceLog(CheckedLog):
     def append(self, outs: Sequence[Out]) -> None:
         """Note snapshots."""
         super().append(outs)
+        self._note_snapshots(outs)
+
+    def complete(self, transaction: MemoryTransaction, *, committed: bool) -> None:
+        """Note committed snapshots, and check what is committed with them."""
+        if committed:
+            self._note_snapshots(transaction.outs)
+        try:
+            if committed:
+                self._check_cover(transaction.positions)
+            super().complete(transaction, committed=committed)
+        except AssertionError as exc:
+            self.violations.append(str(exc))
+            raise
+
+    def _note_snapshots(self, outs: Sequence[Out]) -> None:
         for out in outs:
             if out.topic == self._states:
                 snapshot = self._snapshot(out)
@@ -171,15 +200,14 @@ class SequenceLog(CheckedLog):
     def commit(self, group: MemoryGroup, positions: Mapping[TP, Position]) -> None:
         """Check, then store."""
         try:
-            if self.sees_commits:
-                self._check_cover(positions)
+            self._check_cover(positions)
             super().commit(group, positions)
         except AssertionError as exc:
             self.violations.append(str(exc))
             raise
 
     def _check_cover(self, positions: Mapping[TP, Position]) -> None:
-        for tp, position in positions.items():
+        for tp, position in positions.items() if self.sees_commits else ():
             ledger = OffsetLedger(epoch=0)
             ledger.restore(position)
             asked = self.sent[tp.partition]
@@ -228,13 +256,20 @@ class SequenceLog(CheckedLog):
         """Say whether the model failed on a record: where luck decides, the first answer does."""
         if asked.value < NOW_AND_THEN:
             return asked.fails
-        (_, headers, _), *_ = self.answers[f"{self._requests}/{partition}/{offset}"]
+        (_, headers, _), *_ = self.answers[
+            f"{self._requests}/{partition}/{offset}"
+        ]  # none is a call
         return dict(headers).get(REASON) == Reason.BACKEND_FAILED.encode()
 
     def _check_answers(self, partition: int, offset: int, due: Due) -> None:
-        answers = self.answers[f"{self._requests}/{partition}/{offset}"]
-        if self.faults == 0 and len(answers) != 1:
-            raise Violation(f"answered: {partition}@{offset} {len(answers)} times without a fault")
+        source = f"{self._requests}/{partition}/{offset}"
+        answers = self.answers.get(source, [])
+        is_lost_call = (
+            self.faults and source in self.calls and not answers
+        )  # its caller is told 504
+        is_exact = self.faults == 0 or self.scenario.mode is Mode.EXACTLY_ONCE
+        if is_exact and len(answers) != 1 and not is_lost_call:
+            raise Violation(f"answered: {partition}@{offset} {len(answers)} times")
         for _, headers, value in answers:
             reason = dict(headers).get(REASON, b"").decode()
             found: object = reason
@@ -283,7 +318,7 @@ class SequenceLog(CheckedLog):
     def states(self, partition: int) -> dict[bytes, SequenceState]:
         """Fold the state topic as it is now, by P-4: the greatest offset wins, a marker beats a live one."""
         best: dict[bytes, SequenceState] = {}
-        for record in self.records(self._states, partition):
+        for record in self.records(self._states, partition, committed=True):
             snapshot = self._snapshot(record)
             state = snapshot.state
             if state is None:
@@ -296,11 +331,12 @@ class SequenceLog(CheckedLog):
 
     def _check_order(self) -> None:
         """Check that each sequence's answers were first seen in the order of its requests (SQ-20, P-18)."""
-        last: dict[tuple[int, SequenceId], int] = {}
+        last: dict[tuple[int, SequenceId, bool], int] = {}
         for source in self.answers:
             partition, offset = map(int, source.split("/")[1:])
             asked = self.sent[partition][offset]
-            place = (partition, asked.sequence_id)
+            # Calls are answered behind the commit: between them and the others there is no order (P-13).
+            place = (partition, asked.sequence_id, source in self.calls)
             if asked.sequence_id and last.get(place, -1) > offset:
                 raise Violation(
                     f"out of order: {partition}@{offset} after {last[place]} of {place[1]!r}"

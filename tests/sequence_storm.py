@@ -6,6 +6,7 @@ and in the end everything that was answered, snapshotted and committed is compar
 
 * ``answered``: an answer is not the due one, or two of one record differ (P-16);
 * ``out of order``: a sequence's answers were first seen in another order than its requests (P-18);
+* ``replied``: a gateway has the answer of a record that is not committed (P-13);
 * ``no answer``: a committed record has none, or nobody answers it any more (P-3, M1);
 * ``backwards``: a committed offset went back (P-8);
 * ``not covered``: a commit passed a step of which no snapshot is acknowledged (P-3);
@@ -66,6 +67,8 @@ async def _storm(
         max_partition_span=30,
         revoke_grace_s=1.0,
         snapshot_every=scenario.snapshot_every,
+        delivery=scenario.mode,
+        transaction_interval_s=scenario.commit_interval_ms / 1000,
         sequence_skew_s=0.0,
     )
     fleet = Fleet(

@@ -21,6 +21,7 @@ from headrace.schemas.errors import BackendError, Reason
 from headrace.schemas.infer import InferRequest, SequenceId
 from headrace.schemas.record import AVRO, JSON, REPLY_TOPIC, Out
 from headrace.schemas.tensor import Tensor
+from headrace.streams.log import Mode
 from headrace.streams.topology import Topology
 from sequence_oracle import FACTORS, INITIAL, Asked
 from simulated import SimulatedPool
@@ -39,6 +40,19 @@ FAULTS = (
     "hold",
     "compact",
 )
+TRANSACTION_FAULTS = (
+    *FAULTS,
+    "start",
+    "position",
+    "abort",
+    "transact",
+    "transacted",
+    "expire",
+    "steal",
+    "forget",
+    "trap",
+)
+"""Those of exactly_once."""
 ZOMBIES = ("evict", "freeze")
 """Those that leave two workers who both believe to own a partition."""
 ALONE, TOGETHER, NOW_AND_THEN = 1 << 40, 1 << 41, 1 << 42
@@ -70,6 +84,7 @@ class Scenario:
         flaky: Now and then the model fails on a record that it would not fail on again.
         ends: Probability that a step says END.
         lags_s: How long a broker's answer takes, each as likely as another, seconds.
+        mode: The guarantee. In exactly_once ``commit_interval_ms`` is that of its transactions.
     """
 
     strategy: str = "direct"
@@ -92,6 +107,7 @@ class Scenario:
     flaky: bool = False
     ends: float = 0.15
     lags_s: tuple[float, ...] = (0.0, 0.0, 0.001, 0.01)
+    mode: Mode = Mode.AT_LEAST_ONCE
 
     @classmethod
     def drawn(cls, rng: random.Random, **given: object) -> Scenario:
@@ -121,6 +137,15 @@ class Scenario:
             ends=rng.choice((0.0, 0.15, 0.4)),
             lags_s=rng.choice(((0.0,), (0.0, 0.0, 0.001, 0.01), (0.0, 0.01, 0.1))),
         )
+        if given.get("mode") is Mode.EXACTLY_ONCE:
+            # One answer is seen whatever luck decides, and states are written in transactions alone.
+            drawn = replace(
+                drawn,
+                snapshot_every=0,
+                record_answers=False,
+                flaky=record_answers,
+                faults_of=TRANSACTION_FAULTS,
+            )
         return replace(drawn, **given)  # type: ignore[arg-type]  # fields of this class
 
     @property
@@ -323,7 +348,7 @@ class Traffic:
         )
         content_type = content_type or rng.choice((AVRO, AVRO, AVRO, JSON))
         value, headers = encode_request(request, content_type)
-        if rng.random() < 0.1:
+        if rng.random() < 0.1 and asked.value < NOW_AND_THEN:
             headers = [*headers, (REPLY_TOPIC, topology.replies.encode())]
         key = key or str(asked.sequence_id).encode()
         return Out(topology.requests(MODEL), partition, key, value, headers)

@@ -6,11 +6,11 @@ the weather in which it matters until one fails in the expected way, and plays t
 
 from __future__ import annotations
 
-import gc
 import secrets
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 import pytest
+import rule_kit
 from headrace.consumers.assignment import Assignment
 from headrace.consumers.model_sequences import ModelSequences
 from headrace.consumers.partition import Partition
@@ -23,9 +23,6 @@ from headrace.streams.memory_source import MemorySource
 from sequence_log import LaggingSource, SequenceLog
 from sequence_storm import play
 from sequence_traffic import Repositories
-
-SEEDS = 100
-"""Storms within which a missing rule must show; each is needed for far fewer today."""
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +40,12 @@ def first_broken(
     **weather: object,
 ) -> int:
     """Return the first seed that fails in one of these ways."""
-    for seed in range(SEEDS):
-        try:
-            play(seed, repositories, log=log, **weather)
-        except (AssertionError, BaseExceptionGroup) as exc:
-            if any(way in _text(exc) for way in how):
-                return seed
-        finally:
-            gc.collect()  # tasks that failed are reported here, not in the middle of another test
-    raise AssertionError(f"none of {SEEDS} storms fails with {' or '.join(how)}")
+    return rule_kit.first_broken(lambda seed: play(seed, repositories, log=log, **weather), *how)
 
 
-def hold(repositories: Repositories, seeds: int, **weather: object) -> None:
+def hold(repositories: Repositories, seed: int, **weather: object) -> None:
     """Play the seeds up to this one with every rule in force."""
-    for seed in range(seeds + 1):
-        play(seed, repositories, **weather)
-
-
-def _text(exc: BaseException) -> str:
-    if isinstance(exc, BaseExceptionGroup):
-        return " ".join(map(_text, exc.exceptions))
-    return str(exc)
+    rule_kit.hold(lambda seed: play(seed, repositories, **weather), seed)
 
 
 class BlindLog(SequenceLog):

@@ -10,10 +10,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from headrace.streams.log import Mode
 from sequence_storm import play
 from sequence_traffic import Repositories
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "2000"))
+EXACTLY_ONCE_SEEDS = int(os.environ.get("HEADRACE_SEEDS", "300"))
 CHUNK = 50
 
 
@@ -32,3 +34,12 @@ def test_B16_B87_B88_each_sequence_is_answered_as_if_alone_and_in_order(
     """Crashes, zombies, rebalances, failing produces and commits, compaction: every step counts once (P-1…P-8)."""
     for seed in range(chunk * CHUNK, min(SEEDS, (chunk + 1) * CHUNK)):
         play(seed, repositories)
+
+
+@pytest.mark.parametrize("chunk", range(-(-EXACTLY_ONCE_SEEDS // CHUNK)))
+def test_P10_exactly_once_each_step_is_answered_once_and_states_follow_its_commit(
+    chunk: int, repositories: Repositories
+) -> None:
+    """The same weather and a transaction's own: aborts, fencings, expired, stolen and forgotten ids (P-5…P-13)."""
+    for seed in range(chunk * CHUNK, min(EXACTLY_ONCE_SEEDS, (chunk + 1) * CHUNK)):
+        play(seed, repositories, mode=Mode.EXACTLY_ONCE)
