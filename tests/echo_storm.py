@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from headrace.consumers.settings import WorkerSettings
 from headrace.repository.repository import Repository
 from headrace.schemas.codec import decode_response, encode_request
 from headrace.schemas.dead_letter import SOURCE
@@ -138,6 +139,7 @@ async def storm(
     records: int = 100,
     log: CheckedLog | None = None,
     mode: Mode = Mode.AT_LEAST_ONCE,
+    settings: WorkerSettings = SETTINGS,
 ) -> CheckedLog:
     """Run one seeded simulation to its end and check everything; returns the log for more."""
     rng = random.Random(seed)
@@ -146,7 +148,7 @@ async def storm(
     models = Repository([repository])
     assert not models.load()
     interval_s = 0.1 if mode is Mode.AT_LEAST_ONCE else rng.choice((0.0, 0.02, 0.1))
-    settings = replace(SETTINGS, delivery=mode, transaction_interval_s=interval_s)
+    settings = replace(settings, delivery=mode, transaction_interval_s=interval_s)
     fleet = Fleet(log, models, rng, settings=settings)
     sent: dict[str, Sent] = {}
     async with log:

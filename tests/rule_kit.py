@@ -26,9 +26,9 @@ def first_broken(play: Callable[[int], object], *how: str, seeds: int = SEEDS) -
     )
 
 
-def hold(play: Callable[[int], object], last: int) -> None:
-    """Play the seeds up to this one with every rule in force."""
-    for seed in range(last + 1):
+def hold(play: Callable[[int], object], last: int, *, most: int = SEEDS) -> None:
+    """Play the seeds up to this one, at ``most`` so many, with every rule in force."""
+    for seed in range(max(0, last + 1 - most), last + 1):
         play(seed)
 
 
