@@ -79,7 +79,7 @@ def default_above(max_record_bytes: int) -> int:
 
 
 class Cleaned(NamedTuple):
-    """What a clean-up did: objects removed, and objects that are not old enough in the folders that it looked into."""
+    """What a clean-up did: values removed, and values of the same hours that are not old enough yet."""
 
     removed: int
     kept: int
@@ -191,8 +191,9 @@ class Claims:
             if folder > _folder(until_ms):
                 break
             names = await self._names(folder)
-            old = [name for name in names if _is_older(name, until_ms)]
-            kept += len(names) - len(old)
+            written = {name: int(match[1]) for name in names if (match := _OBJECT.fullmatch(name))}
+            old = [name for name, at_ms in written.items() if at_ms <= until_ms]
+            kept += len(written) - len(old)
             for name in old:
                 delete = partial(self._objects.delete, f"{folder}/{name}")
                 removed += dry_run or await self._call(delete)
@@ -253,12 +254,6 @@ def object_name(now_ms: int, token: str) -> str:
 
 def _folder(at_ms: int) -> str:
     return time.strftime("%Y-%m-%dT%H", time.gmtime(max(0, at_ms) / 1000))
-
-
-def _is_older(name: str, until_ms: int) -> bool:
-    """Whether an object of ours was written at that time or before."""
-    match = _OBJECT.fullmatch(name)
-    return match is not None and int(match[1]) <= until_ms
 
 
 class _Budget:

@@ -524,6 +524,38 @@ async def test_P5_a_worker_that_stops_waits_for_no_store_and_its_successor_serve
             assert np.array_equal(await output_of(kept, answer), array)
 
 
+async def test_P5_a_partition_that_is_revoked_waits_for_no_store(
+    root, topology, backend, tmp_path
+):
+    """Both of a worker's partitions wait for a store that hangs; the one that moves is served by its new owner."""
+    gate = Gate("read")
+    behind = objects("memory", tmp_path)
+    slow = claims(FaultyObjects(behind, gate), 10_000)
+    kept = claims(behind, 10_000)
+    topic = topology.requests("blob")
+    loop = asyncio.get_running_loop()
+    async with (
+        MemoryLog() as log,
+        loaded(root, backend) as repository,
+        working(log, repository, topology, claims=slow, revoke_grace_s=30.0) as first,
+        Tap(log, topology.results("blob")) as tap,
+    ):
+        outs = [
+            await claimed_record(kept, topic, blob(20_000), partition=number) for number in (0, 1)
+        ]
+        sources = await Producer(log, {}).send(outs)
+        await until(lambda: gate.waiting == 2)
+        begun = loop.time()
+        async with working(log, repository, topology, claims=kept, worker_id="w2", wait=False):
+            await until(tap.by_source)
+            assert loop.time() - begun < 10  # the grace is for what executes
+            assert len(tap.by_source()) == 1
+            gate.open()
+            await tap.answered(sources)
+        assert all(len(answers) == 1 for answers in tap.by_source().values())
+        await until(lambda: first.settled("blob"))
+
+
 async def test_an_unreachable_store_is_a_retriable_error_and_a_dead_letter(
     root, topology, backend, tmp_path
 ):
