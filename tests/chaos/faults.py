@@ -174,7 +174,7 @@ async def fill_disk(scene: Scene, time: int) -> None:
 
 ALL = (
     Fault("none", nothing),
-    Fault("kill-worker", kill_worker, times=10, quick_times=2),
+    Fault("kill-worker", kill_worker, times=10),
     Fault("freeze-worker", freeze_worker),
     Fault("kill-leader", kill_leader),
     Fault("kill-coordinator", kill_coordinator),

@@ -18,7 +18,6 @@ from pathlib import Path
 from chaos.disk import Disk, Unmountable
 from chaos.faults import FAULTS, Fault
 from chaos.play import played, three_brokers
-from chaos.scene import has_modes
 from chaos.verdict import Figures
 from cluster import Cluster
 from headrace.deploy.console import errors, out, print_table
@@ -39,7 +38,7 @@ def main() -> int:
     parser.add_argument("--mode", action="append", choices=[*Mode], help="only these")
     given = parser.parse_args()
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    modes = [Mode(mode) for mode in given.mode or (Mode if has_modes() else [Mode.AT_LEAST_ONCE])]
+    modes = [Mode(mode) for mode in given.mode or Mode]
     faults = [FAULTS[name] for name in given.fault or FAULTS]
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, _bar() as bar:
         starting = bar.add_task("starting three brokers", total=None)

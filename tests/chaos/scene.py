@@ -19,7 +19,6 @@ from chaos.tap import Tap
 from cluster import Cluster
 from fault_kit import until, until_members, write_model
 from headrace.deploy.commands_audit import kafka_progress
-from headrace.deploy.settings import Settings
 from headrace.schemas.record import TP
 from headrace.streams.audit_offsets import Progress
 from headrace.streams.kafka import KafkaLog
@@ -44,11 +43,6 @@ CLIENT = {
     "request.timeout.ms": "10000",
     "metadata.max.age.ms": "5000",
 }
-
-
-def has_modes() -> bool:
-    """Whether a worker can be told its delivery mode."""
-    return "delivery" in Settings.model_fields
 
 
 class Scene:
@@ -139,10 +133,8 @@ class Scene:
         await self._stack.aclose()
 
     def _options(self) -> Sequence[str]:
-        options = ["--partitions", str(self.topology.partitions), "--commit-interval-ms", "100"]
-        if has_modes():
-            options += ["--delivery", str(self.mode)]
-        return options
+        options = ("--partitions", str(self.topology.partitions), "--commit-interval-ms", "100")
+        return (*options, "--delivery", str(self.mode))
 
     # Names.
 
