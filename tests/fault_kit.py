@@ -221,8 +221,12 @@ class Stage:
         topology: Names.
         answers: Request → its answers, as far as `read` has got.
         dead_letters: Requests with a copy on the dead-letter topic.
+        letters: The same, each as often as it has one.
         sent: Requests in the order of sending.
+        committed_view: Read what is committed, as readers of exactly_once do.
     """
+
+    committed_view = False
 
     def __init__(
         self, logs: Logs, prefix: str, *, partitions: int = 2, model: str = "echo"
@@ -234,6 +238,7 @@ class Stage:
         self.logs = logs
         self.answers: dict[Key, list[Answer]] = {}
         self.dead_letters: set[Key] = set()
+        self.letters: list[Key] = []
         self.sent: list[Key] = []
         self.log: Log
         self._ends = dict.fromkeys(range(partitions), 0)
@@ -254,7 +259,9 @@ class Stage:
                 for topic in topics
                 for number in range(self.topology.partitions)
             }
-            self._reader = await stack.enter_async_context(self.log.reader(spans))
+            self._reader = await stack.enter_async_context(
+                self.log.reader(spans, committed=self.committed_view)
+            )
             self._publisher = await stack.enter_async_context(self.log.publisher())
             self._stack = stack.pop_all()
         return self
@@ -316,6 +323,7 @@ class Stage:
                 if block.tp.topic == self.topology.dead_letters:
                     key = _key(record, "dead-letter-source")
                     self.dead_letters.add(key)
+                    self.letters.append(key)
                 else:
                     key = _key(record, SOURCE)
                     self.answers.setdefault(key, []).append(answer_of(record))
