@@ -18,7 +18,7 @@ from headrace.consumers.partition import Partition
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.repository.models import LoadedModel
 from headrace.schemas.batch import Entry
-from headrace.schemas.claim_check import Claim, Claimed, ResolvedRecord, claim_of
+from headrace.schemas.claim_check import Claim, ResolvedRecord, claim_of
 from headrace.schemas.errors import DeadlineExceeded, InferError, Reason
 from headrace.schemas.record import TP, Record
 from headrace.schemas.requests import Decoded, Failure, RequestDecoder
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
     @property
     def is_claimed(self) -> bool:
         """Whether its value is in the store."""
-        return self.failure is not None and isinstance(self.failure.error, Claimed)
+        return self.failure is not None and _is_claimed(self.failure)
 
     @property
     def size(self) -> int:
@@ -135,7 +135,7 @@ class ClaimedRequests:
         """Take a block that holds a claimed request, or stands behind one that does; False of any other."""
         line = self._lines.get(part)
         if line is None:
-            if not any(isinstance(failure.error, Claimed) for failure in decoded.failures):
+            if not any(map(_is_claimed, decoded.failures)):
                 return False
             line = self._lines[part] = deque()
             part.decoding += 1
@@ -250,6 +250,10 @@ class ClaimedRequests:
 
     def _is_ours(self, part: Partition) -> bool:
         return part.active and self._partitions.get(part.tp) is part
+
+
+def _is_claimed(failure: Failure) -> bool:
+    return failure.error.reason is Reason.UNSUPPORTED_CLAIM_CHECK
 
 
 def _claim_of(outcome: Outcome) -> Claim | None:

@@ -48,12 +48,6 @@ class Claim(NamedTuple):
     sha256: str
 
 
-class Claimed(Unsupported):
-    """A record whose value is in a store. Where none is configured, this is the record's answer."""
-
-    reason = Reason.UNSUPPORTED_CLAIM_CHECK
-
-
 class ResolvedRecord:
     """A consumed record with the value that its claim stands for, and without the header.
 
@@ -89,11 +83,12 @@ def original(record: Record) -> Record:
     return record.original if isinstance(record, ResolvedRecord) else record
 
 
-def claimed() -> Claimed:
-    """Return the error of a record whose value is in a store that is not configured here."""
-    return Claimed(
+def claimed() -> Unsupported:
+    """Return the error of a record whose value is in a store; where none is configured this is its answer."""
+    return Unsupported(
         f"header '{CLAIM_CHECK}' names a value that is kept in a store, and none is configured here "
-        "(--claim-check-url), expected the value in the record"
+        "(--claim-check-url), expected the value in the record",
+        reason=Reason.UNSUPPORTED_CLAIM_CHECK,
     )
 
 

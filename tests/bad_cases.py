@@ -659,5 +659,5 @@ def _http_calls() -> Iterator[Call]:
         large,
         headers,
         413,
-        ("'words'", str(MAX_RECORD_BYTES), "max_record_bytes"),
+        ("'words'", str(MAX_RECORD_BYTES), "max.request.size"),
     )
