@@ -148,7 +148,10 @@ def test_every_option_of_the_readme_exists():
     from headrace.deploy.settings import Settings, option_name
 
     known = {option_name(field) for field in Settings.model_fields}
-    own = {"--example", "--request", "--create", "--help", "--output", "--timeout-ms", "--url"}
+    own = {
+        *("--example", "--request", "--create", "--execute"),
+        *("--help", "--output", "--timeout-ms", "--url"),
+    }
     assert set(re.findall(r"--[a-z][a-z-]+", README)) <= known | own
 
 
