@@ -76,6 +76,7 @@ class Intake:
         settings: WorkerSettings,
         clock: Clock,
         sequences: bool = False,
+        counts_settling: bool = True,
     ) -> None:
         """Keep the parts; `run` polls.
 
@@ -87,6 +88,8 @@ class Intake:
             settings: Bounds.
             clock: Time.
             sequences: Records are steps of sequences: even bad ones are answered in their turn.
+            counts_settling: What is being published takes room of what may be admitted. False where a settle takes as
+                long as a transaction: each partition has one at a time, of what was admitted once.
         """
         self._partitions = partitions
         self._decoder = decoder
@@ -95,6 +98,7 @@ class Intake:
         self._settings = settings
         self._clock = clock
         self._sequences = sequences
+        self._counts_settling = counts_settling
         self._claimed: ClaimedRequests | None = None
         self._room = asyncio.Event()
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
@@ -177,6 +181,9 @@ class Intake:
         for part in self._partitions.values():
             records += part.in_flight
             size += part.in_flight_bytes
+            if not self._counts_settling:
+                records -= part.settling
+                size -= part.settling_bytes
         settings = self._settings
         return records >= settings.max_queued_records or size >= settings.max_queued_bytes
 

@@ -188,6 +188,7 @@ class ExactlyOnceSettler(Settler):
     async def _transact(self, part: Partition) -> None:
         tp = part.tp
         position = self._begin(part)
+        self._on_settled(part.settling)  # what is in a transaction takes no room
         if self._store is not None:
             self._store.begin(tp)  # snapshots come with the commit only
         loop = asyncio.get_running_loop()

@@ -200,6 +200,7 @@ class ModelWorker:
             settings=self._settings,
             clock=self._clock,
             sequences=keeper is not None,
+            counts_settling=self.mode is Mode.AT_LEAST_ONCE,
         )
         self.source, self._intake, self._settler = source, intake, settler
         self.assignment.attach(source, delivery, settler)

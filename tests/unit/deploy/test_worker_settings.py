@@ -6,6 +6,7 @@ import pytest
 from headrace.consumers.settings import WorkerSettings
 from headrace.deploy.process import advertised_url, worker_settings
 from headrace.deploy.settings import Settings
+from headrace.streams.log import Mode
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,16 @@ def test_each_option_of_faults_arrives_at_its_bound():
     )
     assert (bounds.execution_timeout_s, bounds.max_abandoned_executions) == (0.4, 5)
     assert (bounds.max_starved_executions, bounds.memory_ceiling_s) == (6, 8)
+
+
+def test_the_defaults_of_delivery_are_the_same_in_both_places():
+    bounds, plain = worker_settings(Settings(), 8003), WorkerSettings("w")
+    assert bounds.delivery is plain.delivery is Mode.AT_LEAST_ONCE
+    assert bounds.transaction_interval_s == plain.transaction_interval_s == 0.1
+
+
+def test_each_option_of_delivery_arrives_at_its_bound():
+    settings = Settings(delivery="exactly_once", transaction_interval_ms=20)
+    bounds = worker_settings(settings, 8003)
+    assert bounds.delivery is Mode.EXACTLY_ONCE
+    assert bounds.transaction_interval_s == 0.02
