@@ -69,7 +69,10 @@ class Long:
                 if fault.needs_disk and isinstance(self.disk, Unmountable):
                     errors.print(f"{fault.name} is passed over: {self.disk}", markup=False)
                     continue
-                yield asyncio.run(self._play(mode, fault))
+                figures = asyncio.run(self._play(mode, fault))
+                verdict = "; ".join(figures.broken()) or "kept"
+                self.bar.console.print(f"{mode} {fault.name}: {verdict}", markup=False)
+                yield figures
                 if left := {1, 2, 3} - set(self.cluster.running()):
                     self.cluster.start(*left)  # it was not played to its end
 
