@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from headrace.schemas.record import TP, Out
 from headrace.streams.kafka import KafkaLog
@@ -88,12 +90,15 @@ async def doomed(
 ) -> AsyncIterator[Doomed]:
     """Start it; it is killed at the end."""
     arguments = [json.dumps(dict(properties)), group, topic, target, str(timeout_ms)]
+    # A script's own folder is not looked into where PYTHONSAFEPATH is set.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         __file__,
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=environment,
     )
     try:
         yield Doomed(process)
