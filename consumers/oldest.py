@@ -158,6 +158,11 @@ class OldestBatcher(SequenceBatcher):
         self._started(entries, count)
         return Batch(self._signature, entries, states)
 
+    def ready(self, instance: int) -> int:
+        """Return how many entries may run on an instance now."""
+        line = self._lines.get(instance)
+        return 0 if line is None else line.count
+
     def _due_ns(self) -> int | None:
         if self._delay_ns <= 0:
             return None

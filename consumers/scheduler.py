@@ -17,6 +17,7 @@ from typing import Protocol
 from headrace.consumers.batcher import Batcher, Refusal
 from headrace.consumers.ceiling import Ceiling
 from headrace.consumers.execution import Execution, Ticket, execute
+from headrace.consumers.oldest import OldestBatcher
 from headrace.consumers.overdue import Overdue
 from headrace.consumers.pool import Done, Work
 from headrace.consumers.recovery import FaultBounds, Faults, Recovery
@@ -114,8 +115,8 @@ class Scheduler:
             run: Executes a batch on an instance.
             repeatable: A failed batch may be split and run again.
             decoupled: The model gives 0..n responses.
-            stage_rows: Rows of a full batch, for a dynamic batcher without priorities: behind a deep queue its
-                instances get their next batch before they have ended the one they are at. 0 never does that.
+            stage_rows: Rows of a full batch, for a dynamic batcher without priorities, or ``oldest``: behind a deep
+                queue its instances get their next batch before they have ended the one they are at. 0 never does that.
             max_state_bytes: Largest state of a sequence, where its size varies; 0 is any.
             max_rows: The model's ``max_batch_size``.
             bounds: Of retries, of executions, and of the memory of memory errors.
@@ -145,6 +146,7 @@ class Scheduler:
             ceiling=ceiling,
         )
         self._now_ns = clock.now_ns
+        self._stage_rows = stage_rows
         self._stage_above = STAGE_BATCHES * stage_rows
         self._last_run_ns = STAGE_BELOW_NS
         self._timer: asyncio.TimerHandle | None = None
@@ -188,13 +190,18 @@ class Scheduler:
         if self._stage_above and self._last_run_ns < STAGE_BELOW_NS:
             # The queue holds several full batches, so none gets better by waiting until an instance is free; and a
             # short run would be followed by a wait for us, who may be decoding.
-            while (
-                len(self.batcher) >= self._stage_above
-                and (number := self._instances.next_staging()) is not None
+            while (number := self._instances.next_staging()) is not None and self._has_more(
+                number
             ):
                 if not self._give(number, now):
                     break
         self._set_timer()
+
+    def _has_more(self, number: int) -> bool:
+        """Whether an instance at work would get a full batch next, too."""
+        if isinstance(self.batcher, OldestBatcher):
+            return self.batcher.ready(number) >= self._stage_rows
+        return len(self.batcher) >= self._stage_above
 
     def dispatch_soon(self) -> None:
         """Dispatch once the caller is through: slots became free otherwise than by a batch's end."""
