@@ -76,6 +76,7 @@ class Intake:
         settings: WorkerSettings,
         clock: Clock,
         sequences: bool = False,
+        shares: bool = False,
         counts_settling: bool = True,
     ) -> None:
         """Keep the parts; `run` polls.
@@ -88,6 +89,8 @@ class Intake:
             settings: Bounds.
             clock: Time.
             sequences: Records are steps of sequences: even bad ones are answered in their turn.
+            shares: A partition is paused at its share of the queue. Not where sequences keep a slot to their END: what
+                waits for that one may be all that its partition has in flight.
             counts_settling: What is being published takes room of what may be admitted. False where a settle takes as
                 long as a transaction: each partition has one at a time, of what was admitted once.
         """
@@ -98,6 +101,7 @@ class Intake:
         self._settings = settings
         self._clock = clock
         self._sequences = sequences
+        self._shares = shares
         self._counts_settling = counts_settling
         self._claimed: ClaimedRequests | None = None
         self._room = asyncio.Event()
@@ -226,7 +230,7 @@ class Intake:
             return True
         if self._claimed is not None and part in self._claimed:
             return True
-        if not self._sequences:
+        if not self._shares:
             return False
         settings = self._settings
         share = settings.max_queued_records // len(self._partitions)

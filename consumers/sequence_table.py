@@ -79,6 +79,7 @@ class SequenceTables:
 
     Attributes:
         counts: What happened to the sequences.
+        keeps_state: The model declares its state.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class SequenceTables:
         self.counts = counts
         self._signatures = signatures
         self._idle_ms = idle_ms
-        self._keeps_state = keeps_state
+        self.keeps_state = keeps_state
         self._release = release
         self._tables: dict[TP, SequenceTable] = {}
         self._live = 0
@@ -170,7 +171,7 @@ class SequenceTables:
         return lost
 
     def _unusable(self, state: SequenceState) -> str:
-        if not self._keeps_state:
+        if not self.keeps_state:
             return "its worker is gone, and the memory that the model keeps of its own with it"
         if state.version not in self._signatures:
             return f"it was on version {state.version}, which is not served any more"

@@ -200,6 +200,7 @@ class ModelWorker:
             settings=self._settings,
             clock=self._clock,
             sequences=keeper is not None,
+            shares=keeper is not None and keeper.sequences.keeps_state,
             counts_settling=self.mode is Mode.AT_LEAST_ONCE,
         )
         self.source, self._intake, self._settler = source, intake, settler

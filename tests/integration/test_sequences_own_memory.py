@@ -76,6 +76,22 @@ async def test_KX04_records_that_wait_on_all_versions_leave_room_for_the_ENDs(
 
 
 @both
+async def test_KX04_what_waits_on_one_of_many_partitions_leaves_room_for_the_END(tmp_path, oldest):
+    """More than the partition's share of what intake admits waits for the slot, and the END comes behind it."""
+    repository = own_memory(tmp_path, oldest=oldest)
+    async with (
+        SequenceStage(OneMemoryLog(MemoryLog()), "own", partitions=4) as stage,
+        stage.worker(repository, max_queued_records=64, max_poll_records=8),
+    ):
+        await stage.until_answered(await stage.step(Step(1, 1, start=True), partition=0))
+        others = [Step(name, 1, start=True, end=True) for name in range(10, 35)]
+        await stage.step(*others, partition=0)
+        ends = await stage.step(Step(1, 1, end=True), partition=0)
+        await stage.until_answered(stage.sent)
+        assert stage.values(ends) == [2]
+
+
+@both
 @pytest.mark.parametrize("span", [9, 12, 600], ids=["least", "below_two_polls", "wide"])
 async def test_P1_a_sequence_that_waits_does_not_stop_its_partition(stage, tmp_path, oldest, span):
     """Whatever the span of a partition is: what holds it back is told `queue_full` before reading stops."""
