@@ -90,7 +90,10 @@ class LaneQueue(ABC):
         self._must_compare = self._alike.must_compare or self._varies
         slots = Slots(self._prepare(config), range(instances))
         self._holders = SlotHolders(slots, parks=self._parks)
-        self._backlog = Backlog(None if self._parks else bounds, rows=signature.max_batch_size)
+        # Where a slot is kept to the END, a turn of many would be one of long duration.
+        self._backlog = (
+            Backlog(None, rows=signature.max_batch_size) if self._parks else Backlog(bounds)
+        )
         self._timeouts = self._backlog.timeouts
         # Lanes of which nothing runs and whose head is to be answered with its error.
         self._refusing: dict[LiveSequence, None] = {}
