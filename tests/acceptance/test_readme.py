@@ -21,7 +21,7 @@ in_module_loop = pytest.mark.asyncio(loop_scope="module")  # the service is star
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SEQUENCES = README[README.index("\n## Sequences") : README.index("\n## Commands")]
+SEQUENCES = README[README.index("\n## Sequences") : README.index("\n## What is guaranteed")]
 BLOCKS = BLOCK.findall(README.replace(SEQUENCES, ""))
 COMMANDS = [
     line.removeprefix("$ ").partition("    #")[0].strip()
