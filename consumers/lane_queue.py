@@ -124,17 +124,11 @@ class LaneQueue(ABC):
         for entry in entries:
             entry.admitted_ns = now_ns
             lane: LiveSequence = entry.sequence
-            tail = lane.tail
-            # Once per step: without the call of `LiveSequence.push`.
-            if tail is None:
-                lane.head = entry
-            else:
-                tail.next = entry
-            lane.tail = entry
-            lane.waiting += 1
+            is_first = lane.head is None
+            lane.push(entry)
             if entry.timeout_us or entry.expires_ns or entry.correlation_id:
                 self._note(lane, entry)
-            if tail is not None:
+            if not is_first:
                 if lane.slot == NO_SLOT and lane in self._backlog:
                     self._backlog.grow(lane)
             elif lane.running is None:

@@ -155,15 +155,7 @@ class LiveSequence:
         Args:
             initial: The model's initial state.
         """
-        # Once per step: without the call of `pop`.
-        entry = self.head
-        assert entry is not None, "nothing is queued"
-        self.running, self.head = entry, entry.next
-        if entry.next is None:
-            self.tail = None
-        else:
-            entry.next = None
-        self.waiting -= 1
+        self.running = entry = self.pop()
         before = self.state
         return initial if before is None or entry.sequence_start else before
 
