@@ -183,10 +183,9 @@ class Intake:
     def _full(self) -> bool:
         records = size = 0
         for part in self._partitions.values():
-            records += part.in_flight
+            records += self._records(part)
             size += part.in_flight_bytes
             if not self._counts_settling:
-                records -= part.settling
                 size -= part.settling_bytes
         settings = self._settings
         return records >= settings.max_queued_records or size >= settings.max_queued_bytes
@@ -234,7 +233,11 @@ class Intake:
             return False
         settings = self._settings
         share = settings.max_queued_records // len(self._partitions)
-        return part.in_flight >= max(share, 2 * settings.max_poll_records)
+        return self._records(part) >= max(share, 2 * settings.max_poll_records)
+
+    def _records(self, part: Partition) -> int:
+        """Return how many of a partition's records take room of what may be admitted."""
+        return part.in_flight if self._counts_settling else part.in_flight - part.settling
 
     async def _admit(self, source: Source, part: Partition, block: Block) -> None:
         if not self._is_ours(part) or part.source_epoch != block.epoch:
