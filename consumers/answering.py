@@ -380,6 +380,7 @@ class Answering:
             bare = Entry()
             bare.tp, bare.record, bare.content_type = entry.tp, entry.record, entry.content_type
             bare.accept = entry.accept
+            bare.set_attempt(entry.attempt)
             out.key = None
             out.value, out.headers = self._error(bare, error, "")
 

@@ -35,7 +35,6 @@ class Reason(StrEnum):
     UNKNOWN_CONTENT_TYPE = "unknown_content_type"
     UNSUPPORTED_FRAMING = "unsupported_framing"
     UNSUPPORTED_CLAIM_CHECK = "unsupported_claim_check"
-    UNSUPPORTED_ATTEMPT = "unsupported_attempt"
     UNSUPPORTED_ROUTE = "unsupported_route"
     REPLY_TOPIC_REFUSED = "reply_topic_refused"
     UNKNOWN_MODEL = "unknown_model"

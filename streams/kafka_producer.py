@@ -203,7 +203,7 @@ class KafkaProducer:
         if size > self.max_record_bytes:
             raise LogError(
                 f"a record of {size} bytes for {out.topic}/{out.partition} is above the limit of "
-                f"{self.max_record_bytes} bytes (max.request.size)",
+                f"{self.max_record_bytes} bytes before compression (max.request.size)",
                 retriable=False,
             )
 
