@@ -185,7 +185,8 @@ class Settings(FaultSettings, ClaimSettings):
     max_queued_records: int = Field(
         4096,
         ge=1,
-        description="Records of a model that may be admitted and unanswered; above, polling pauses.",
+        description="Records of a model that may be admitted and unanswered; above, polling pauses. Of a sequence "
+        "model that declares its state, a partition pauses at its share of them, or at two polls if that is more.",
         json_schema_extra=WORKER,
     )
     max_queued_bytes: int = Field(
