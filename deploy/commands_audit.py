@@ -192,7 +192,10 @@ def print_report(report: AuditReport, verdict: Verdict, delivery: Mode) -> None:
         *("no reply", "unknown", "equal", "different", "not compared", "orphaned", "dead letters"),
     )
     total = report.total
-    print_table(columns, [*rows, ("all", "", "", *_cells(total))])
+    rows.append(("all", "", "", *_cells(total)))
+    # What was not found has no column: all fourteen are too wide for a terminal.
+    shown = [at for at in range(len(columns)) if at < PLAIN_COLUMNS or rows[-1][at]]
+    print_table([columns[at] for at in shown], [[row[at] for at in shown] for row in rows])
     found = [(m.model, example) for m in report.models for example in m.examples]
     if found:
         print_table(
@@ -207,6 +210,9 @@ def print_report(report: AuditReport, verdict: Verdict, delivery: Mode) -> None:
         errors.print(note, markup=False)
     out.print(_sentence(total, verdict, delivery), markup=False)
 
+
+PLAIN_COLUMNS = 6
+"""Columns that are always shown, up to the pending requests; the others are findings."""
 
 WORDS = {
     Kind.MISSING: "missing",
