@@ -22,6 +22,7 @@ from headrace.consumers.state_store import StateStore
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import SequenceState
+from headrace.streams.alarm import Alarm
 from headrace.streams.log import Delivery, Outcome, Position
 
 logger = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ class AtLeastOnceSettler(Settler):
         self._held: dict[TP, list[Out]] = {}
         self._failing_since: float | None = None
         self._wake = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._wake.set)
 
     def _publish(self, tp: TP, outs: Sequence[Out]) -> None:
         if self._writes_ahead:
@@ -219,14 +220,9 @@ class AtLeastOnceSettler(Settler):
         if at_once:
             self._wake.set()
             return
-        loop = asyncio.get_running_loop()
         interval_s = self._backlog_interval_s if backlog else self._interval_s
-        when = loop.time() + (self._awaited_interval_s if awaited else interval_s)
-        if self._timer is not None:
-            if self._timer.when() <= when:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(when, self._wake.set)
+        now_s = asyncio.get_running_loop().time()
+        self._alarm.set(now_s + (self._awaited_interval_s if awaited else interval_s))
 
     def hurry(self) -> None:
         """Let the next settle begin at once."""
@@ -243,9 +239,7 @@ class AtLeastOnceSettler(Settler):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._alarm.cancel()
             await self._settle()
 
     async def _settle(self) -> None:

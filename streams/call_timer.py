@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from headrace.streams.alarm import Alarm
 from headrace.streams.pending import Pending
 
 Slot = TypeVar("Slot")
@@ -21,22 +22,17 @@ class CallTimer(Generic[Slot]):
         """Watch a table; ``expired`` is called with each call that it closes."""
         self._pending = pending
         self._expired = expired
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._expire)
 
     def wake_at(self, deadline_s: float) -> None:
         """See that calls expire at this time of the loop's clock at the latest."""
-        if self._timer is None or self._timer.when() > deadline_s:
-            self.cancel()
-            self._timer = asyncio.get_running_loop().call_at(deadline_s, self._expire)
+        self._alarm.set(deadline_s)
 
     def cancel(self) -> None:
         """Watch no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
 
     def _expire(self) -> None:
-        self._timer = None
         now_ns = int(asyncio.get_running_loop().time() * 1e9)
         for slot in self._pending.expire(now_ns):
             self._expired(slot)
