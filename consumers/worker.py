@@ -144,6 +144,8 @@ class ModelWorker:
     def counted(self, there: Mapping[str, int]) -> None:
         """Take partition counts as they are now, by topic; join again where answers are addressed to what is gone."""
         self.partition_count = there.get(self._topic, self.partition_count)
+        if self.source is not None:
+            self.source.counted(there)
         if self.answering.counted(there):
             self._start(_raise(self._fewer()))
 

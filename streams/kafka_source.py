@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Self
 
@@ -38,6 +39,7 @@ from headrace.streams.kafka_group import (
     fetch_committed,
     is_member,
 )
+from headrace.streams.kafka_membership import Membership
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.kafka_rights import Operation, Resource, Right, topics_rights
@@ -89,28 +91,25 @@ class KafkaSource:
         self._missing = missing
         self._ends_by_batch = ends_by_batch
         self._consumer: AIOKafkaConsumer | None = None
-        self._epochs: dict[TP, int] = {}
-        self._keys: dict[TP, TP] = {}
-        self._member = (-1, "")
-        self._former: tuple[tuple[int, str], frozenset[TP]] = ((-1, ""), frozenset())
-        self._kept: frozenset[TP] = frozenset()
         self._active: set[tuple[str, int]] = {NOWHERE}
         self._changed = asyncio.Event()
+        self._session_ms = int(str(settings.group["session_timeout_ms"]))
+        self._membership = Membership(self._session_ms / 1000, time.monotonic, self._changed.set)
         self._looked_at = 0.0
         self._error: BaseException | None = None
         self._deliveries: list[Adopted] = []
 
     def __repr__(self) -> str:
         """Show group, topics and counts."""
-        return f"KafkaSource({self.group}, {sorted(self._topics)}, {len(self._epochs)} partitions)"
+        count = len(self._membership.epochs)
+        return f"KafkaSource({self.group}, {sorted(self._topics)}, {count} partitions)"
 
     async def __aenter__(self) -> Self:
         """Join; `LogError` if a topic does not exist or the group cannot be joined within the bound."""
         gone = await self._missing(self._topics)
         if gone:
             raise LogError(f"topic {', '.join(sorted(gone))} does not exist", retriable=True)
-        session_ms = int(str(self._settings.group["session_timeout_ms"]))
-        rebalance_ms = max(session_ms, int(self._grace_s * 1000) + 5000)
+        rebalance_ms = max(self._session_ms, int(self._grace_s * 1000) + 5000)
         self._consumer = AIOKafkaConsumer(
             **self._settings.client,
             **self._settings.fetch,
@@ -174,13 +173,13 @@ class KafkaSource:
                     await self._change(left)
                 fetched = await fetch(consumer, self._active, max_records, deadline - loop.time())
         except KafkaError as exc:
-            fetch_again(consumer, self._epochs)
+            fetch_again(consumer, self._membership.epochs)
             doing = f"reading {', '.join(sorted(self._topics))}"
             raise translated(exc, doing, self._needs) from exc
         return [
-            Block(self._keys[tp], self._epochs[tp], records)
+            Block(self._membership.keys[tp], self._membership.epochs[tp], records)
             for tp, records in fetched.items()
-            if tp in self._epochs
+            if tp in self._membership.epochs
         ]
 
     async def _change(self, timeout_s: float) -> None:
@@ -202,20 +201,29 @@ class KafkaSource:
         ``metadata.max.age.ms`` only: a topic that was deleted and made again has none until then (FAULTS B104).
         """
         now = asyncio.get_running_loop().time()
-        if not self._epochs and now - self._looked_at > LOOK_S:
+        if not self._membership.epochs and now - self._looked_at > LOOK_S:
             self._looked_at = now
             self._running()._client.force_metadata_update()  # noqa: SLF001  # see the module's docstring
 
+    def counted(self, there: Mapping[str, int]) -> None:
+        """Have the client look at the topics where it knows of another partition count than these."""
+        if self._consumer is None or self._consumer._closed:  # noqa: SLF001  # it joins, or has left
+            return
+        client = self._consumer._client  # noqa: SLF001  # see the module's docstring
+        known = {name: client.cluster.partitions_for_topic(name) or () for name in self._topics}
+        if any(len(found) != there.get(name, len(found)) for name, found in known.items()):
+            client.force_metadata_update()
+
     def pause(self, tps: Set[TP]) -> None:
         """Stop handing out these; what is fetched already is kept. Unassigned ones are ignored."""
-        mine = tps & self._epochs.keys()
+        mine = tps & self._membership.epochs.keys()
         self._active -= mine
         if mine:
             self._running().pause(*[TopicPartition(*tp) for tp in mine])
 
     def resume(self, tps: Set[TP]) -> None:
         """Hand these out again. Unassigned ones are ignored."""
-        mine = tps & self._epochs.keys()
+        mine = tps & self._membership.epochs.keys()
         if not mine:
             return
         consumer = self._running()
@@ -226,17 +234,17 @@ class KafkaSource:
 
     def seek(self, tp: TP, offset: int) -> None:
         """Set the next offset, dropping what was fetched; `LogError` if the partition is not assigned."""
-        if tp not in self._epochs:
+        if tp not in self._membership.epochs:
             raise LogError(f"{tp.topic}/{tp.partition} is not assigned", retriable=True)
         self._running().seek(TopicPartition(*tp), offset)
 
     def position(self, tp: TP) -> int:
         """Return the next offset to hand out, -1 where none is known."""
-        return position(self._running(), tp) if tp in self._epochs else UNKNOWN
+        return position(self._running(), tp) if tp in self._membership.epochs else UNKNOWN
 
     def assignment(self) -> Mapping[TP, int]:
         """Partition → epoch."""
-        return dict(self._epochs)
+        return dict(self._membership.epochs)
 
     async def committed(self, tps: Set[TP]) -> Mapping[TP, Position | None]:
         """Committed offset and metadata (P-1), retried while the coordinator moves."""
@@ -274,7 +282,7 @@ class KafkaSource:
 
     def kept(self) -> Set[TP]:
         """Return the partitions of the last assignment that were ours in the generation before it, too."""
-        return self._kept & self._epochs.keys()
+        return self._membership.kept()
 
     # What deliveries use.
 
@@ -283,18 +291,15 @@ class KafkaSource:
         self._deliveries.append(delivery)
 
     def owns(self, tp: TP, epoch: int) -> bool:
-        """Say whether a partition is ours under this epoch, as far as we know.
-
-        A heartbeat may have told that we are out of the group before we are told to give up what we had.
-        """
-        return self._epochs.get(tp) == epoch and self._is_admitted()
+        """Say whether a partition is ours under this epoch, as far as we know."""
+        return self._membership.owns(tp, epoch)
 
     async def still_assigned(self, epochs: Mapping[TP, int]) -> Set[TP]:
         """Ask the coordinator, by one heartbeat, which are ours; `LogError` if it cannot be reached."""
         if not any(self.owns(*owner) for owner in epochs.items()):
             return frozenset()
         answer = await bounded(
-            is_member(self._running()._coordinator, self.group, self._member),  # noqa: SLF001  # see `kafka_group`
+            is_member(self._running()._coordinator, self.group, self._membership.member),  # noqa: SLF001  # see `kafka_group`
             self._settings.request_timeout_s,
             f"asking for the membership in group {self.group}",
         )
@@ -310,13 +315,11 @@ class KafkaSource:
         coordinator = consumer._coordinator  # noqa: SLF001  # see `kafka_group`
 
         def current() -> dict[TP, Position]:
-            if not self._is_admitted():
-                return {}
-            return {tp: at for tp, at in positions.items() if self._epochs.get(tp) == at.epoch}
+            return {tp: at for tp, at in positions.items() if self.owns(tp, at.epoch)}
 
         try:
             done = await bounded(
-                commit_positions(coordinator, self.group, self._member, current),
+                commit_positions(coordinator, self.group, self._membership.member, current),
                 self._settings.request_timeout_s,
                 f"committing offsets of group {self.group}",
                 self._needs,
@@ -329,7 +332,7 @@ class KafkaSource:
 
     async def revoke(self) -> None:
         """Give up everything: lost where the generation is gone (P-7), else within the grace."""
-        gone = frozenset(self._epochs)
+        gone = self._membership.leave()
         self._active.clear()
         self._active.add(NOWHERE)
         if not gone:
@@ -340,8 +343,6 @@ class KafkaSource:
                 self._tell_deliveries(frozenset())
                 self._on.lost(gone)
                 return
-            if self._is_admitted():
-                self._former = (self._member, gone)
             deadline = asyncio.get_running_loop().time() + self._grace_s
             async with asyncio.timeout_at(deadline):
                 await self._on.revoked(gone, deadline)
@@ -360,15 +361,9 @@ class KafkaSource:
         """Own these under a new epoch, paused."""
         consumer = self._running()
         coordinator = consumer._coordinator  # noqa: SLF001  # see `kafka_group`
-        self._member = (coordinator.generation, coordinator.member_id)
-        (generation, member_id), before = self._former
-        self._former = ((-1, ""), frozenset())
-        is_next = self._member == (generation + 1, member_id)
-        self._kept = before & tps if is_next else frozenset()
         epoch = self._next_epoch()
-        self._epochs = dict.fromkeys(tps, epoch)
-        self._keys = {tp: tp for tp in tps}
-        self._tell_deliveries(self._kept)
+        self._membership.assign(coordinator, tps, epoch)
+        self._tell_deliveries(self._membership.kept())
         try:
             if tps:
                 consumer.pause(*[TopicPartition(*tp) for tp in tps])
@@ -381,14 +376,8 @@ class KafkaSource:
         for delivery in self._deliveries:
             delivery.assigned(kept)
 
-    def _is_admitted(self) -> bool:
-        """Whether generation and member id are those of the assignment (P-8)."""
-        coordinator = self._running()._coordinator  # noqa: SLF001  # see `kafka_group`
-        return (coordinator.generation, coordinator.member_id) == self._member
-
     def _drop(self) -> None:
-        self._epochs = {}
-        self._keys = {}
+        self._membership.drop()
         self._active.clear()
         self._active.add(NOWHERE)
         self._changed.set()

@@ -142,6 +142,9 @@ class Source(Protocol):
     async def poll(self, max_records: int, timeout_s: float) -> Sequence[Block]:
         """Return what is there, at most ``max_records`` over all partitions; waits up to ``timeout_s``."""
 
+    def counted(self, there: Mapping[str, int]) -> None:
+        """Take partition counts as somebody has just seen them, by topic: the group gets to share out new ones soon."""
+
     def pause(self, tps: Set[TP]) -> None:
         """Stop handing out records of these partitions; polling goes on for the others."""
 

@@ -133,6 +133,9 @@ class MemorySource:
                 blocks.append(Block(tp, self._epochs[tp], records))
         return blocks
 
+    def counted(self, there: Mapping[str, int]) -> None:
+        """Do nothing: topics in memory keep their partitions."""
+
     def pause(self, tps: Set[TP]) -> None:
         """Stop handing out these; partitions that are not assigned are ignored."""
         self._paused |= tps & self._epochs.keys()
