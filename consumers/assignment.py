@@ -46,8 +46,8 @@ class Stateful(Protocol):
     def suspend(self, tp: TP) -> None:
         """Keep what is known of a partition that was revoked with everything answered and committed (P-7)."""
 
-    def resume(self, part: Partition) -> bool:
-        """Go on with a partition that was suspended; False if it was not."""
+    async def resume(self, parts: Sequence[Partition]) -> Set[TP]:
+        """Go on with those that were suspended and still hold; returns which. `LogError` if that is not known now."""
 
     def forget_suspended(self, *, but: Set[TP] = frozenset()) -> None:
         """Forget suspended partitions: somebody else has them."""
@@ -264,9 +264,11 @@ class Assignment:
         async with self._leaving:
             pass  # a partition that left and came back: what goes with its earlier time must not take from this one
         left = [part for part in parts if self._is_ours(part)]
-        kept = {part.tp for part in left if self._stateful and self._stateful.resume(part)}
+        kept: set[TP] = set()
         while left:
             try:
+                if self._stateful is not None:
+                    kept |= await self._stateful.resume(left)
                 # In this order: a position or a state that is read before an earlier owner's transaction has ended may
                 # lack it (D5, D5b), a state that is read before the position a step that this has passed; and only who
                 # is still the owner afterwards may trust either.

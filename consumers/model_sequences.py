@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 
 from headrace.consumers.live_sequence import NO_SLOT
 from headrace.consumers.partition import Partition
@@ -25,7 +26,7 @@ from headrace.schemas.batch import Entry
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import SequenceState, sequence_key
-from headrace.schemas.snapshot import Damage, SequenceCodec, StateKind
+from headrace.schemas.snapshot import Damage, SequenceCodec, StateKind, takeover_nonce
 from headrace.schemas.snapshot_size import max_snapshot_bytes
 from headrace.streams.log import Log, Position, Source
 from headrace.streams.sequence_list import (
@@ -48,6 +49,9 @@ REAP_INTERVAL_MAX_S = 5.0
 
 SUSPENDED_S = 60.0
 """A revoked partition that has not come back after so long is another's, seconds: rebalances take less."""
+
+MAX_LOST_WARNINGS = 20
+"""Sequences that a takeover has lost of one partition and that are warned about one by one; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,9 @@ class ModelSequences:
         self._settler: Settler | None = None
         self._source: Source | None = None
         self._suspended: dict[TP, float] = {}
+        self._counts: dict[
+            TP, int
+        ] = {}  # partitions of the requests topic when one was taken over
         self._before = StoreCounts()  # of the stores of earlier memberships
         self.store = self._new_store()
 
@@ -159,20 +166,16 @@ class ModelSequences:
             return
         began_ns = self._clock.now_ns()
         assert self._source is not None
-        found = await self._topic.read([part.tp for part in parts], self._source)
-        nonce = secrets.token_hex(4).encode()
+        tps = [part.tp for part in parts]
+        count = await self._topic.input_partitions(tps)
+        found = await self._topic.read(tps, self._source, count)
+        nonce = takeover_nonce(count, secrets.token_hex(4))
         for part in parts:
             if self._partitions.get(part.tp) is not part:
                 continue  # it changed hands meanwhile
             restored = found[part.tp.partition]
-            for key, why in restored.failures.items():
-                logger.warning(
-                    "model '%s': sequence %s on partition %d is lost: %s",
-                    self._model_name,
-                    key.decode(errors="replace"),
-                    part.tp.partition,
-                    why,
-                )
+            self._warn_of_lost(part.tp, restored.failures)
+            self._counts[part.tp] = count
             self.store.open(part.tp, restored, nonce)
             lost = self.sequences.open(part.tp, part.epoch, restored.states, restored.failures)
             if lost:
@@ -182,6 +185,23 @@ class ModelSequences:
             counts.snapshots_shape += restored.damage.get(Damage.OTHER_LAYOUT, 0)
             counts.snapshots_newer += restored.damage.get(Damage.NEWER, 0)
         self._took_over((self._clock.now_ns() - began_ns) / 1e9)
+
+    def _warn_of_lost(self, tp: TP, failures: Mapping[bytes, str]) -> None:
+        for key, why in islice(failures.items(), MAX_LOST_WARNINGS):
+            logger.warning(
+                "model '%s': sequence %s on partition %d is lost: %s",
+                self._model_name,
+                key.decode(errors="replace"),
+                tp.partition,
+                why,
+            )
+        if len(failures) > MAX_LOST_WARNINGS:
+            logger.warning(
+                "model '%s': %d sequences on partition %d are lost, not all are named here",
+                self._model_name,
+                len(failures),
+                tp.partition,
+            )
 
     def state_partitions(self) -> Set[TP]:
         """Return the partitions of the state topic that are written now."""
@@ -217,15 +237,27 @@ class ModelSequences:
         """Keep what is known of a partition that was revoked with everything answered and committed (P-7)."""
         self._suspended[tp] = asyncio.get_running_loop().time()
 
-    def resume(self, part: Partition) -> bool:
-        """Go on with a partition that was suspended; False if it was not."""
-        if self._suspended.pop(part.tp, None) is None:
-            return False
-        if not self.store.resume(part.tp):
-            self.close(part.tp)
-            return False
-        self.sequences.resume(part.tp, part.epoch)
-        return True
+    async def resume(self, parts: Sequence[Partition]) -> Set[TP]:
+        """Go on with those that were suspended, unless their topic has got more partitions since; returns which.
+
+        Raises:
+            LogError: It cannot be asked how many it has now.
+        """
+        kept: set[TP] = set()
+        suspended = [part for part in parts if part.tp in self._suspended]
+        if not suspended:
+            return kept
+        count = await self._topic.input_partitions([part.tp for part in suspended])
+        for part in suspended:
+            if self._partitions.get(part.tp) is not part or part.tp not in self._suspended:
+                continue  # it changed hands meanwhile
+            del self._suspended[part.tp]
+            if self._counts.get(part.tp) != count or not self.store.resume(part.tp):
+                self.close(part.tp)
+                continue
+            self.sequences.resume(part.tp, part.epoch)
+            kept.add(part.tp)
+        return kept
 
     def forget_suspended(self, older_than_s: float = 0.0, *, but: Set[TP] = frozenset()) -> None:
         """Forget suspended partitions: somebody else has them."""
@@ -241,6 +273,7 @@ class ModelSequences:
             batcher.drop(tp)
         self.sequences.close(tp)
         self.store.close(tp)
+        self._counts.pop(tp, None)
 
     def route(self, part: Partition, entries: Sequence[Entry]) -> Routed:
         """Decide what becomes of a block's records; what was finished before is closed here."""

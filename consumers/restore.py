@@ -5,6 +5,10 @@ tombstone removes that record key only, and among a key's nonces the greatest of
 Every nonce's own best is kept until the end, not the winner alone: a zombie may have been ahead of the owner when the
 owner removed it, and then the owner's is the one that counts.
 
+A live winner that was written while the input topic had another number of partitions is lost: its key may have been
+on another partition since, and nobody here knows what became of it there. It stays lost where the key has not moved,
+for a topic may have grown more than once, and where producers put a key is their own affair.
+
 Nothing is decoded but heads, until all is read (FAULTS B96): memory is bounded by what compaction would leave. A
 snapshot that cannot be used makes its key lost, with a sentence, and the others go on.
 """
@@ -19,6 +23,7 @@ from typing import Generic, TypeAlias
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out, Record
+from headrace.schemas.sequence import Flag
 from headrace.schemas.snapshot import (
     CorruptSnapshot,
     Damage,
@@ -26,6 +31,7 @@ from headrace.schemas.snapshot import (
     SnapshotError,
     StateCodec,
     StateKind,
+    nonce_partitions,
     read_rank,
     split_state_key,
     unpack_snapshot,
@@ -51,8 +57,8 @@ class Restored(Generic[S]):
         nonces: Key → nonces under which it is in the topic, the winner's last; to be removed by the next owner.
         failures: Lost key → why, in one sentence.
         damage: How many of each kind.
-        unreadable: Lost keys that nobody can ever read, with a known offset; those of another layout or a newer release
-            may still be good for whoever has that.
+        finally_lost: Lost keys that nobody can ever go on with, with a known offset; those of another layout or a newer
+            release may still be good for whoever has that.
         written_ms: Key of a marker → timestamp of its record, ms: its age counts from there.
         outdated: Record keys of states beyond the end of their input partition: of an earlier topic of that name.
         records: Records read.
@@ -65,7 +71,7 @@ class Restored(Generic[S]):
     nonces: dict[bytes, Sequence[bytes]] = field(default_factory=dict)
     failures: dict[bytes, str] = field(default_factory=dict)
     damage: dict[Damage, int] = field(default_factory=dict)
-    unreadable: set[bytes] = field(default_factory=set)
+    finally_lost: set[bytes] = field(default_factory=set)
     written_ms: dict[bytes, int] = field(default_factory=dict)
     outdated: list[bytes] = field(default_factory=list)
     records: int = 0
@@ -114,7 +120,12 @@ class StateFold:
         self.bytes += size
 
     def decode(
-        self, codec: StateCodec[S], into: Restored[S], end: int = sys.maxsize
+        self,
+        codec: StateCodec[S],
+        into: Restored[S],
+        *,
+        end: int = sys.maxsize,
+        input_partitions: int = 0,
     ) -> Iterator[None]:
         """Choose the winners and decode them into ``into``, with a stop every `SLICE_KEYS` keys; empties the fold.
 
@@ -122,6 +133,7 @@ class StateFold:
             codec: Of the states.
             into: Filled.
             end: Of the input partition, fetched when all was read: no state of its can be as of a later offset.
+            input_partitions: How many the input topic has; 0 takes states that were written under any number.
         """
         into.records, into.bytes, into.ignored = self.records, self.bytes, self.ignored
         found: dict[bytes, list[tuple[_Best, bytes]]] = {}
@@ -146,6 +158,8 @@ class StateFold:
             nonces = tuple([nonce for _, nonce in candidates])
             into.nonces[key] = shared.setdefault(nonces, nonces)
             _decide(codec, into, key, [best for best, _ in candidates])
+            if input_partitions and (was := nonce_partitions(nonces[-1])) != input_partitions:
+                _lose_moved(codec, into, key, was, input_partitions)
             if len(found) % SLICE_KEYS == 0:
                 yield
 
@@ -163,13 +177,28 @@ def _decide(codec: StateCodec[S], into: Restored[S], key: bytes, found: Sequence
         into.damage[exc.damage] = into.damage.get(exc.damage, 0) + 1
         into.states[key] = codec.lost(offset, record.timestamp)
         if exc.damage is Damage.CORRUPT and offset >= 0:
-            into.unreadable.add(key)
+            into.finally_lost.add(key)
         return
     into.states[key] = state
     if answers:
         into.answers[key] = answers
     if is_marker:
         into.written_ms[key] = record.timestamp
+
+
+def _lose_moved(
+    codec: StateCodec[S], into: Restored[S], key: bytes, was: int, partitions: int
+) -> None:
+    """Lose a live state that was written while the input topic had ``was`` partitions; its answers are kept."""
+    state = into.states[key]
+    if state.flag is not Flag.LIVE:
+        return
+    into.states[key] = codec.lost(state.offset, state.timestamp_ms)
+    into.failures[key] = (
+        f"its topic had {was or 'an unknown number of'} partitions when it was written and has {partitions} now: "
+        "its requests may have gone to another one since"
+    )
+    into.finally_lost.add(key)
 
 
 async def restore(
@@ -179,6 +208,7 @@ async def restore(
     codec: StateCodec[S],
     *,
     kind: str = StateKind.SEQUENCE,
+    input_partitions: int = 0,
     ends: Callable[[], Awaitable[Mapping[int, int]]] | None = None,
     max_records: int = 1000,
     stall_s: float = 30.0,
@@ -194,6 +224,8 @@ async def restore(
         partitions: Which of its partitions.
         codec: Of what they hold.
         kind: What they hold.
+        input_partitions: How many the input topic has now: what is live and was written under another number is lost. 0
+            takes everything.
         ends: Fetches the end of each input partition. Called when all is read, for an earlier owner may have gone on
             until then; what is beyond is left out: the input topic was deleted and made again (FAULTS B104).
         max_records: Records that are folded without letting the loop do anything else.
@@ -214,7 +246,10 @@ async def restore(
     restored: dict[int, Restored[S]] = {}
     for partition, fold in folds.items():
         restored[partition] = Restored[S]()
-        for _ in fold.decode(codec, restored[partition], found.get(partition, sys.maxsize)):
+        end = found.get(partition, sys.maxsize)
+        for _ in fold.decode(
+            codec, restored[partition], end=end, input_partitions=input_partitions
+        ):
             await asyncio.sleep(0)
     return restored
 

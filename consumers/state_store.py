@@ -138,12 +138,12 @@ class StateStore(Generic[S]):
     def open(self, tp: TP, restored: Restored[S], nonce: bytes) -> None:
         """Begin a takeover's time as the owner of an input partition.
 
-        What nobody can read is to be written as the marker that it has become: else every takeover would lose it anew.
+        What nobody can go on with is written as the marker that it has become: else every takeover would lose it anew.
 
         Args:
             tp: The input partition.
             restored: What the state partition holds.
-            nonce: Of this takeover, never used before: 8 hexadecimal digits.
+            nonce: Of this takeover, never used before (`headrace.schemas.snapshot.takeover_nonce`).
         """
         part = StoredPartition[S](nonce, restored.nonces, restored.answers)
         now_ms = self._wall_ms()
@@ -154,7 +154,7 @@ class StateStore(Generic[S]):
         ]
         for written_ms, key, state in sorted(markers, key=lambda marker: marker[0]):
             part.mark(key, state.offset, written_ms)
-        part.dirty.update({key: restored.states[key] for key in restored.unreadable})
+        part.dirty.update({key: restored.states[key] for key in restored.finally_lost})
         self._parts[tp] = part
 
     def resume(self, tp: TP) -> bool:

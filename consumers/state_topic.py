@@ -35,8 +35,27 @@ class StateTopic:
         self._codec = codec
         self._ends: Mapping[TP, int] = {}
 
+    async def input_partitions(self, requests: Sequence[TP]) -> int:
+        """Return how many partitions the requests topic has now.
+
+        Args:
+            requests: Partitions of it that are ours.
+
+        Raises:
+            LogError: It cannot be asked, or the broker that answered does not know yet what we were assigned.
+        """
+        highest = max(tp.partition for tp in requests)
+        topic = requests[0].topic
+        count = await self._log.partitions(topic)
+        if count is None or count <= highest:
+            raise LogError(
+                f"{topic} has {count or 0} partitions as a broker says, expected more than {highest}",
+                retriable=True,
+            )
+        return count
+
     async def read(
-        self, requests: Sequence[TP], source: Source
+        self, requests: Sequence[TP], source: Source, input_partitions: int
     ) -> Mapping[int, Restored[SequenceState]]:
         """Read the states of partitions that are being taken over (P-5 step 3).
 
@@ -46,26 +65,33 @@ class StateTopic:
         Args:
             requests: Partitions of the requests topic.
             source: Their group member.
+            input_partitions: How many their topic has: states that were written under another number are lost.
 
         Raises:
             LogError: It cannot be read, or has no place for the states of one of them.
         """
         numbers = [tp.partition for tp in requests]
-        await self._check_partitions(requests[0].topic, max(numbers))
+        await self._check_partitions(requests[0].topic, max(numbers), input_partitions)
 
         async def ends() -> Mapping[int, int]:
             found = await source.end_offsets(frozenset(requests))
             return {tp.partition: end for tp, end in found.items()}
 
-        found = await restore(self._log, self.name, numbers, self._codec, ends=ends)
+        found = await restore(
+            self._log,
+            self.name,
+            numbers,
+            self._codec,
+            input_partitions=input_partitions,
+            ends=ends,
+        )
         await self._remove_outdated(requests[0].topic, found)
         return found
 
-    async def _check_partitions(self, requests: str, highest: int) -> None:
+    async def _check_partitions(self, requests: str, highest: int, expected: int) -> None:
         """Say what is wrong where states have no place, instead of waiting for it to appear."""
         count = await self._log.partitions(self.name)
         if count is not None and count <= highest:
-            expected = await self._log.partitions(requests)
             raise LogError(
                 f"state topic {self.name} has {count} partitions, expected {expected} as {requests} has: add them, "
                 f"kafka-topics.sh --alter --topic {self.name} --partitions {expected}",

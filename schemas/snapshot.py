@@ -1,7 +1,8 @@
 """The records of the state topic: their keys and their values (DELIVERY P-3, P-4).
 
-A record's key is ``kind/key/nonce``, such as ``sequence/u:7/0a1b2c3d``: the nonce says which takeover wrote it, so
-that compaction never lets one owner's snapshot replace another's. A value is::
+A record's key is ``kind/key/nonce``, such as ``sequence/u:7/4-0a1b2c3d``: the nonce says which takeover wrote it, so
+that compaction never lets one owner's snapshot replace another's, and of how many partitions the input topic was then:
+under another number a key may have been elsewhere meanwhile. A value is::
 
     head      magic "HRSS", format version, flag, digest of the layout, input offset, timestamp, CRC-32 of these
     sections  any number of: tag, length, content; tags that are not known are passed over
@@ -175,6 +176,25 @@ def split_state_key(record_key: bytes) -> tuple[str, bytes, bytes]:
     if not (slash and second and kind and key and nonce):
         raise ValueError(f"the record key {record_key[:80]!r} is not kind/key/nonce")
     return kind.decode(errors="replace"), key, nonce
+
+
+def takeover_nonce(partitions: int, token: str) -> bytes:
+    """Return the nonce of a takeover.
+
+    Args:
+        partitions: Of the input topic at that time, at least 1.
+        token: Never used before; hexadecimal digits.
+    """
+    return b"%x-%s" % (partitions, token.encode())
+
+
+def nonce_partitions(nonce: bytes) -> int:
+    """Return how many partitions the input topic had at a takeover, 0 where its nonce does not say."""
+    count, dash, _ = nonce.partition(b"-")
+    try:
+        return int(count, 16) if dash else 0
+    except ValueError:
+        return 0
 
 
 def layout_digest(states: Iterable[StateConfig]) -> int:

@@ -13,7 +13,13 @@ from headrace.schemas.errors import LogError
 from headrace.schemas.model_config import StateConfig
 from headrace.schemas.record import Out
 from headrace.schemas.sequence import Flag, SequenceState, sequence_id_of
-from headrace.schemas.snapshot import Damage, SequenceCodec, pack_snapshot, state_key
+from headrace.schemas.snapshot import (
+    Damage,
+    SequenceCodec,
+    pack_snapshot,
+    state_key,
+    takeover_nonce,
+)
 from headrace.schemas.tensor import Datatype
 from headrace.streams.log import TopicSpec
 from headrace.streams.memory import MemoryLog
@@ -124,6 +130,39 @@ async def test_a_damaged_snapshot_is_lost_and_the_others_go_on(log, topic):
     assert "sections differ from their checksum" in found.failures[b"u:3"]
     assert "have changed" in found.failures[b"u:4"]
     assert "newer release" in found.failures[b"u:5"]
+
+
+async def test_P4_what_was_written_under_another_number_of_partitions_is_lost(log, topic):
+    """Its key may have been elsewhere since. Markers stay, and so do answers: they were promised before."""
+    two, three = takeover_nonce(2, "000000aa"), takeover_nonce(3, "000000bb")
+    ended = live(5).marked(Flag.ENDED, 5)
+    answer = Out("results", 1, b"k", b"answer", [])
+    recorded = pack_snapshot(CODEC, live(6), {6: answer})
+    await write(
+        log,
+        topic,
+        [
+            saved(b"u:1", two, live(3)),
+            saved(b"u:2", three, live(4)),
+            saved(b"u:3", two, ended),
+            saved(b"u:4", three, live(5)),
+            saved(b"u:4", two, live(9)),
+            saved(b"u:5", two, live(5)),
+            saved(b"u:5", three, live(9)),
+            Out("", 0, state_key("sequence", b"u:6", two), recorded),
+            saved(b"u:7", OLD, live(7)),
+        ],
+    )
+    found = (await restore(log, topic, [0], CODEC, input_partitions=3))[0]
+    lost = {key: state.offset for key, state in found.states.items() if state.flag is Flag.LOST}
+    assert lost == {b"u:1": 3, b"u:4": 9, b"u:6": 6, b"u:7": 7}
+    assert found.failures.keys() == found.finally_lost == lost.keys()
+    assert "had 2 partitions when it was written and has 3 now" in found.failures[b"u:1"]
+    assert "had an unknown number of partitions" in found.failures[b"u:7"]
+    assert not found.damage
+    kept = {key: state for key, state in found.states.items() if key not in lost}
+    assert kept == {b"u:2": live(4), b"u:3": ended, b"u:5": live(9)}
+    assert {key: list(outs) for key, outs in found.answers.items()} == {b"u:6": [6]}
 
 
 async def test_records_of_others_are_ignored(log, topic):
