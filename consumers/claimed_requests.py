@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from headrace.consumers.partition import Partition
@@ -177,8 +178,9 @@ class ClaimedRequests:
     async def _fetch_first(self, part: Partition, line: deque[Outcome]) -> None:
         """Put what the claimed requests that stand first become in their place, as many as may be fetched at once."""
         claims: list[Claim | None] = []
-        for outcome in line:
-            if not outcome.is_claimed or len(claims) == self._decoder.claims.bounds.max_calls:
+        # A copy: blocks may come behind them while there is no room for the first.
+        for outcome in tuple(islice(line, self._decoder.claims.bounds.max_calls)):
+            if not outcome.is_claimed:
                 break
             claim = _claim_of(outcome)
             size = 0 if claim is None else claim.size

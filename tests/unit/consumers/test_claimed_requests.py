@@ -1,0 +1,96 @@
+"""A partition's line of claimed requests: what comes behind one that waits for room keeps its place (FAULTS B95)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from claim_kit import claims, objects
+from headrace.consumers.claimed_requests import ClaimDecoder, ClaimedRequests
+from headrace.consumers.ledger import OffsetLedger
+from headrace.consumers.partition import Partition
+from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.schemas.claim_check import write_claim
+from headrace.schemas.codec import encode_request
+from headrace.schemas.headers import RequestOptions
+from headrace.schemas.infer import InferRequest
+from headrace.schemas.record import AVRO, TP
+from headrace.schemas.requests import Decoded, RequestDecoder
+from headrace.schemas.tensor import Datatype, Tensor
+from headrace.streams.claims import Claims
+from service_kit import until
+from service_parts import PlainRecord, make_signature
+
+A, B = TP("t", 0), TP("t", 1)
+ROOM = 1000
+
+
+def value_and_headers() -> tuple[bytes, list]:
+    data = bytes(8)
+    request = InferRequest((Tensor("INPUT0", Datatype.FP32, (1, 2), data),))
+    return encode_request(request, AVRO, RequestOptions())
+
+
+def plain(offset: int) -> PlainRecord:
+    value, headers = value_and_headers()
+    return PlainRecord(offset=offset, value=value, headers=tuple(headers))
+
+
+async def claimed(kept: Claims, offset: int) -> PlainRecord:
+    value, headers = value_and_headers()
+    header = ("claim-check", write_claim(await kept.put(value)))
+    return PlainRecord(offset=offset, headers=(*headers, header))
+
+
+def partition(tp: TP) -> Partition:
+    part = Partition(tp, 1, 1, OffsetLedger())
+    part.active = True
+    return part
+
+
+class Lines:
+    """The lines of two partitions, and what they let through."""
+
+    def __init__(self, kept: Claims) -> None:
+        self.parts = {tp: partition(tp) for tp in (A, B)}
+        self.taken: list[int] = []
+        self.decoder = ClaimDecoder(RequestDecoder({1: make_signature()}, model_name="echo"), kept)
+        self.lines = ClaimedRequests(
+            self.decoder,
+            self.parts,
+            settings=WorkerSettings("w", max_queued_bytes=ROOM),
+            clock=Clock(),
+            take=self.take,
+            ended=lambda: None,
+            sequences=False,
+        )
+
+    def take(self, part: Partition, decoded: Decoded) -> None:
+        assert part is self.parts[A]
+        assert not decoded.failures
+        self.taken += [entry.record.offset for entry in decoded.by_version[1]]
+
+    def offer(self, *records: PlainRecord) -> bool:
+        """Bring a block, as intake does."""
+        part = self.parts[A]
+        part.in_flight += len(records)
+        part.in_flight_bytes += sum(len(record.value or b"") for record in records)
+        return self.lines.takes(part, self.decoder.decode(A, 1, records))
+
+
+async def test_B95_a_block_that_comes_while_a_line_waits_for_room_keeps_its_place(tmp_path: Path):
+    """What is in flight elsewhere leaves no room for the first value; what comes meanwhile stands behind it."""
+    kept = claims(objects("memory", tmp_path))
+    all_of = Lines(kept)
+    lines, other = all_of.lines, all_of.parts[B]
+    other.in_flight_bytes = ROOM
+    assert all_of.offer(await claimed(kept, 0), plain(1))
+    await asyncio.sleep(0)
+    assert all_of.offer(plain(2), await claimed(kept, 3))
+    await asyncio.sleep(0)
+    assert all_of.taken == []
+    other.in_flight_bytes = 0
+    lines.room_made()
+    await until(lambda: all_of.parts[A] not in lines)
+    assert lines.failed is None
+    assert all_of.taken == [0, 1, 2, 3]
