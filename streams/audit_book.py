@@ -22,6 +22,7 @@ from headrace.schemas.record import (
 )
 from headrace.streams.audit_compare import Comparison
 from headrace.streams.audit_identity import (
+    MAX_DIGITS,
     Identity,
     dead_letter_of,
     identity_of,
@@ -34,6 +35,9 @@ from headrace.streams.audit_tally import PartitionTally, Seen
 REPLY_TOPICS = frozenset((REPLY_TOPIC, SPRING_REPLY_TOPIC))
 MAX_NAMED_TOPICS = 10_000
 """Different reply topics that are remembered; in others answers are not looked for."""
+
+MAX_NAME_BYTES = 249
+"""Of a topic's name (Kafka's limit)."""
 
 MAX_SHOWN_BYTES = 300
 """Of a name that somebody else chose, in an example."""
@@ -133,6 +137,8 @@ class AuditBook:
                     self._name(raw)
 
     def _name(self, topic: bytes) -> None:
+        if len(topic) > MAX_NAME_BYTES:
+            return  # no topic's name: answered in the results
         if len(self.named) < MAX_NAMED_TOPICS:
             self.named.add(topic)
         else:
@@ -176,7 +182,9 @@ class AuditBook:
 
     def _exists(self, partition: bytes) -> bool:
         topic, _, number = partition.decode(errors="replace").rpartition("/")
-        return number.isdecimal() and int(number) < self._partitions.get(topic, 0)
+        # Longer ones Python refuses to read.
+        is_number = number.isdecimal() and len(number) <= MAX_DIGITS
+        return is_number and int(number) < self._partitions.get(topic, 0)
 
     def add_dead_letters(self, records: Iterable[Record]) -> None:
         """Enter dead letters; those of other models, and marks of redrives, are passed over."""
@@ -186,9 +194,12 @@ class AuditBook:
             if place is None or found is None:
                 continue
             book, tally = found
-            if tally.dead_letter(place[1]) is Seen.ORPHAN:
-                source = _text(place[0]) + f"/{place[1]}"
+            seen = tally.dead_letter(place[1])
+            source = _text(place[0]) + f"/{place[1]}"
+            if seen is Seen.ORPHAN:
                 book.show(Kind.ORPHANED, source, (record,), "a dead letter of no such request")
+            elif seen is Seen.REPEAT:
+                book.show(Kind.REPEATED, source, (record,), "another dead letter of the request")
 
     def compare(self, comparison: Comparison, _tp: TP, records: Sequence[Record]) -> None:
         """Compare repeated answers with those that they repeat."""
@@ -200,12 +211,11 @@ class AuditBook:
             book, tally = found
             compared = comparison.take(tally, identity, record)
             if compared is not None:
-                detail = compared.difference or "equal"
                 book.show(
-                    Kind.DUPLICATED if compared.difference else Kind.REPEATED,
+                    compared.kind,
                     _source(record),
                     (compared.first, record),
-                    detail,
+                    compared.difference or "equal",
                 )
 
     def book_of(self, tp: TP) -> tuple[ModelBook, PartitionTally]:

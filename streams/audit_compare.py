@@ -1,21 +1,25 @@
 """Whether two answers to one request are equal: bit for bit, and floats up to rounding (DELIVERY P-16).
 
 Errors are equal when status and reason word are: their sentences may hold a time. The version that answered and the id
-do not count, the outputs do. Pure.
+do not count, the outputs do. Of values in a claim-check store only the digests are known: the same bytes are equal, and
+of others nothing is said. Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
+from headrace.schemas.claim_check import claim_of
 from headrace.schemas.codec import decode_response
 from headrace.schemas.errors import InferError
 from headrace.schemas.headers import find_header
 from headrace.schemas.record import CONTENT_TYPE, FINAL, REASON, STATUS, Record
 from headrace.schemas.tensor import Datatype, Tensor
 from headrace.streams.audit_identity import WHOLE, Identity
+from headrace.streams.audit_report import Kind
 from headrace.streams.audit_tally import PartitionTally
 from numpy.typing import NDArray
 
@@ -26,8 +30,16 @@ RECORD_BYTES = 2_000
 """What a record that is kept takes beside its value, rounded up."""
 
 
+class Unread(Exception):
+    """Answers whose values are in the claim-check store and are not the same bytes: rounding, or another answer."""
+
+
 def difference(one: Record, other: Record) -> str:
-    """Return in what two answers to one request differ, ``""`` if they are equal."""
+    """Return in what two answers to one request differ, ``""`` if they are equal.
+
+    Raises:
+        Unread: Nobody can tell without the store.
+    """
     for name, unsaid in ((STATUS, b"OK"), (REASON, b""), (FINAL, b"true")):
         first = find_header(one.headers, name) or unsaid
         second = find_header(other.headers, name) or unsaid
@@ -36,9 +48,27 @@ def difference(one: Record, other: Record) -> str:
     if (find_header(one.headers, STATUS) or b"OK") != b"OK":
         return ""
     types = [find_header(record.headers, CONTENT_TYPE) for record in (one, other)]
+    digests = [_claimed_digest(record) for record in (one, other)]
+    if any(digests):
+        known = [
+            digest or sha256(record.value or b"").hexdigest()
+            for digest, record in zip(digests, (one, other), strict=True)
+        ]
+        if known[0] == known[1] and types[0] == types[1]:
+            return ""
+        raise Unread
     if one.value == other.value and types[0] == types[1]:
         return ""
     return _difference_of_values(one, other)
+
+
+def _claimed_digest(record: Record) -> str:
+    """Return the digest of a value that is in the claim-check store, ``""`` of one that is in its record."""
+    try:
+        claim = claim_of(record)
+    except InferError:
+        return ""
+    return "" if claim is None else claim.sha256
 
 
 def _difference_of_values(one: Record, other: Record) -> str:
@@ -92,10 +122,20 @@ def _shown(raw: bytes) -> str:
 
 
 class Compared(NamedTuple):
-    """A repeat and the answer that it repeats; ``difference`` is ``""`` where they are equal."""
+    """A repeat, the answer that it repeats, what that makes of it, and in what they differ."""
 
     first: Record
+    kind: Kind
     difference: str
+
+
+def _compared(first: Record, record: Record) -> Compared:
+    try:
+        found = difference(first, record)
+    except Unread:
+        where = "their values are in the claim-check store, and their digests differ"
+        return Compared(first, Kind.UNCOMPARED, where)
+    return Compared(first, Kind.DUPLICATED if found else Kind.REPEATED, found)
 
 
 @dataclass(slots=True)
@@ -147,8 +187,9 @@ class Comparison:
             kept.size += size
             self.kept_bytes += size
             return None
-        found = Compared(first, difference(first, record))
-        tally.compared(is_equal=not found.difference)
+        found = _compared(first, record)
+        if found.kind is not Kind.UNCOMPARED:
+            tally.compared(is_equal=found.kind is Kind.REPEATED)
         kept.compared += 1
         if kept.answers.keys() == {WHOLE} and kept.compared + 1 == tally.copies(offset):
             self._drop(tally, offset)

@@ -17,7 +17,9 @@ class Kind(StrEnum):
     DUPLICATED = "duplicated"
     """With another value."""
     REPEATED = "repeated"
-    """With an equal one."""
+    """With an equal one, or a dead letter's."""
+    UNCOMPARED = "uncompared"
+    """With one that may be equal or not."""
     ORPHANED = "orphaned"
 
 
@@ -46,7 +48,8 @@ class Counts:
         unknown: Finished and unanswered, but the answer may have been deleted, or lies where the audit does not read.
         duplicated_equal: Repeats of an answer with an equal value (DELIVERY P-16).
         duplicated_different: Repeats with another value, and answers behind the last one.
-        duplicated_unknown: Repeats that were not compared: too many, or deleted meanwhile.
+        duplicated_unknown: Repeats that were not compared: too many, deleted meanwhile, or kept in a store as other
+            bytes.
         orphaned: Answers and dead letters that name a request which does not exist.
         retried: Answers whose attempt is above 1.
         dead_letters: Requests with a dead letter.

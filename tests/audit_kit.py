@@ -71,7 +71,7 @@ def answer(
     if index is not None:
         headers += [(RESPONSE_INDEX, b"%d" % index), (FINAL, b"true" if final else b"false")]
     pieces = source.split("/")
-    own = int(pieces[1]) if len(pieces) == 3 and pieces[1].isdigit() else 0
+    own = int(pieces[1]) if len(pieces) == 3 and pieces[1].isdigit() and len(source) < 300 else 0
     topic, partition = to or (RESULTS, own % TOPOLOGY.partitions)
     return Out(topic, partition, None, value_of() if value is None else value, headers)
 
