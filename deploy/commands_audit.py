@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from datetime import UTC, datetime
 from enum import StrEnum
 from functools import wraps
 from typing import Annotated, NoReturn, TypeVar
@@ -22,24 +20,24 @@ from headrace.deploy.console import errors, out, print_table
 from headrace.deploy.failure import CommandFailed, known_failure
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
+from headrace.deploy.times import period_ms
 from headrace.schemas.record import TP
 from headrace.streams.audit import Auditor, AuditSettings, ProgressOf
 from headrace.streams.audit_offsets import Progress
 from headrace.streams.audit_range import AuditRange
-from headrace.streams.audit_report import AuditReport, Counts, Kind, Verdict
+from headrace.streams.audit_report import AuditReport, Counts, Example, Kind, Verdict
 from headrace.streams.kafka_committed import committed_positions
 from headrace.streams.kafka_properties import KafkaSettings, translate
 from headrace.streams.log import Mode
 from headrace.streams.topology import Topology
+from headrace.streams.watch import wall_ms
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as ProgressBar
 
 STATUS = {Verdict.CLEAN: 0, Verdict.FINDINGS: 1, Verdict.UNSURE: 2}
 """Exit status of each verdict; 2 is also that of an audit that could not be finished."""
 
-AGO = re.compile(r"(\d{1,9})([smhd])")
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-OFFSETS = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{0,18})")
+OFFSETS = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{0,18})", re.ASCII)
 
 Result = TypeVar("Result")
 
@@ -81,9 +79,7 @@ def audit(
     settings: Settings,
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[MODEL]...", help="Names of models; none audits all that have topics."
-        ),
+        typer.Argument(metavar="MODEL", help="Names of models; none audits all that have topics."),
     ] = None,
     delivery: Annotated[
         Mode,
@@ -96,14 +92,17 @@ def audit(
         View, typer.Option(help="The view to audit; the other one is all that was ever written.")
     ] = View.COMMITTED,
     since: Annotated[
-        str, typer.Option(help="First time: 15m (ago), an ISO time (UTC) or epoch milliseconds.")
+        str,
+        typer.Option(
+            help="First time: an age (15m, 2h, 7d), a time in UTC or epoch milliseconds."
+        ),
     ] = "",
     until: Annotated[str, typer.Option(help="Time to stop before, spelled the same.")] = "",
     offsets: Annotated[
         list[str] | None,
         typer.Option(
             help="Stretch of a partition of the one model's requests, PARTITION:FIRST-[END]; the end is not "
-            "part of it. May be given several times, instead of times.",
+            "part of it. Once for each partition, instead of times.",
         ),
     ] = None,
     examples: Annotated[
@@ -187,63 +186,71 @@ def print_report(report: AuditReport, verdict: Verdict, delivery: Mode) -> None:
         for model in report.models
         for p in model.partitions
     ]
-    columns = (
-        *("model", "partition", "offsets", "requests", "answered", "pending", "missing"),
-        *("no reply", "unknown", "equal", "different", "not compared", "orphaned", "dead letters"),
-    )
     total = report.total
-    rows.append(("all", "", "", *_cells(total)))
-    # What was not found has no column: all fourteen are too wide for a terminal.
-    shown = [at for at in range(len(columns)) if at < PLAIN_COLUMNS or rows[-1][at]]
-    print_table([columns[at] for at in shown], [[row[at] for at in shown] for row in rows])
-    found = [(m.model, example) for m in report.models for example in m.examples]
-    if found:
-        print_table(
-            ("model", "finding", "request", "answers", "what"),
-            [
-                (model, WORDS[e.kind], _plain(e.source), _plain(", ".join(e.answers)), e.detail)
-                for model, e in found
-            ],
-            title="Examples",
-        )
+    print_table(
+        ("model", "partition", "offsets", "requests", "answered", "besides"),
+        [*rows, ("all", "", "", *_cells(total))],
+    )
+    for model in report.models:
+        for example in model.examples:
+            # No table: a place that is cut, or broken into two lines, leads nobody there.
+            out.print(_told(example), markup=False)
     for note in report.notes:
         errors.print(note, markup=False)
     out.print(_sentence(total, verdict, delivery), markup=False)
 
 
-PLAIN_COLUMNS = 6
-"""Columns that are always shown, up to the pending requests; the others are findings."""
-
 WORDS = {
     Kind.MISSING: "missing",
     Kind.UNKNOWN: "unknown",
-    Kind.DUPLICATED: "different",
-    Kind.REPEATED: "equal",
+    Kind.DUPLICATED: "different duplicate",
+    Kind.REPEATED: "equal duplicate",
+    Kind.UNCOMPARED: "duplicate not compared",
     Kind.ORPHANED: "orphaned",
 }
 
 
-def _cells(counts: Counts) -> tuple[int, ...]:
-    return (
-        *(counts.requests, counts.answered, counts.pending, counts.missing),
-        *(counts.missing_replies, counts.unknown, counts.duplicated_equal),
-        *(counts.duplicated_different, counts.duplicated_unknown, counts.orphaned),
-        counts.dead_letters,
+def _told(example: Example) -> str:
+    places = ", ".join(map(_plain, example.answers))
+    detail = "" if example.detail == "equal" else example.detail
+    return ": ".join(filter(None, (WORDS[example.kind], _plain(example.source), detail, places)))
+
+
+def _cells(counts: Counts) -> tuple[int | str, ...]:
+    besides = (
+        (counts.pending, "pending"),
+        (counts.missing, "missing"),
+        (counts.missing_replies, "without a reply"),
+        (counts.unknown, "unknown"),
+        (counts.duplicated_equal, "equal duplicates"),
+        (counts.duplicated_different, "different duplicates"),
+        (counts.duplicated_unknown, "duplicates not compared"),
+        (counts.orphaned, "orphaned"),
+        (counts.dead_letters, "dead letters"),
+        (counts.dead_letters_repeated, "repeated dead letters"),
     )
+    told = ", ".join(f"{count} {word}" for count, word in besides if count)
+    return counts.requests, counts.answered, told
 
 
 def _sentence(total: Counts, verdict: Verdict, delivery: Mode) -> str:
+    is_once = delivery is Mode.EXACTLY_ONCE
     if verdict is Verdict.CLEAN:
-        kept = f"{total.answered} of {total.requests} requests are answered"
-        return f"Clean, as {delivery} promises: {kept}, {total.pending} are pending."
+        kept = f"{total.answered} of {total.requests} requests are answered, {total.pending} are pending"
+        lost = total.missing_replies  # else they would be findings
+        got = f", {lost} calls got no reply (their callers got 504)" if lost else ""
+        return f"Clean, as {delivery} promises: {kept}{got}."
     if verdict is Verdict.UNSURE:
         return (
             f"Cannot tell: {total.unknown} answers may have been deleted or lie elsewhere, "
             f"{total.duplicated_unknown} duplicates were not compared; nothing else was found."
         )
+    missing = total.missing if is_once else total.missing + total.missing_replies
+    letters = total.dead_letters_repeated if is_once else 0
     return (
-        f"Not as {delivery} promises: {total.missing + total.missing_replies} missing, {total.duplicated} "
-        f"duplicated ({total.duplicated_equal} of them equal), {total.orphaned} orphaned."
+        f"Not as {delivery} promises: {missing} missing, {total.duplicated} duplicated "
+        f"({total.duplicated_equal} of them equal), {total.orphaned} orphaned"
+        + (f", {letters} dead letters repeated." if letters else ".")
     )
 
 
@@ -256,9 +263,7 @@ def _span(
     topology: Topology, models: Sequence[str], since: str, until: str, offsets: Sequence[str]
 ) -> AuditRange:
     if not offsets:
-        return AuditRange(
-            _time("--since", since) if since else None, _time("--until", until) if until else None
-        )
+        return AuditRange(*period_ms(since, until, wall_ms()))
     if since or until or len(models) != 1:
         raise CommandFailed(
             f"--offsets goes with one model and no times, found {len(models)} models"
@@ -273,22 +278,11 @@ def _span(
         partition, first, end = found.groups()
         if end and int(end) < int(first):
             _refuse("--offsets", text, "an end that is not before the first offset")
-        spans[TP(topic, int(partition))] = (int(first), int(end) if end else None)
+        tp = TP(topic, int(partition))
+        if tp in spans:
+            _refuse("--offsets", text, f"one stretch of partition {partition}")
+        spans[tp] = (int(first), int(end) if end else None)
     return AuditRange(offsets=spans)
-
-
-def _time(option: str, text: str) -> int:
-    """Return milliseconds since the epoch."""
-    if found := AGO.fullmatch(text):
-        count, unit = found.groups()
-        return time.time_ns() // 1_000_000 - int(count) * SECONDS[unit] * 1000
-    if text.isascii() and text.isdigit() and len(text) <= 15:
-        return int(text)
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        _refuse(option, text, "15m, 2026-01-31T12:00:00 or epoch milliseconds")
-    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _refuse(option: str, text: str, expected: str) -> NoReturn:

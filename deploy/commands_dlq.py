@@ -6,10 +6,8 @@ As Kafka's own tools that change something do, `redrive` only says what it would
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -25,6 +23,7 @@ from headrace.deploy.dlq_report import (
 from headrace.deploy.failure import CommandFailed
 from headrace.deploy.options import BROKER, COMMON, with_settings
 from headrace.deploy.settings import Settings
+from headrace.deploy.times import period_ms
 from headrace.schemas.dead_letter import DeadLetter
 from headrace.schemas.errors import LogError
 from headrace.streams.dead_letter_redrive import Options, Planned, plan, redrive
@@ -48,8 +47,6 @@ app = typer.Typer(no_args_is_help=True)
 REDRIVE_LIMIT = 1_000
 """Letters that one redrive sends, unless asked for otherwise."""
 
-UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
 Models = Annotated[
     list[str] | None, typer.Option("--model", help="Only those of this model; may be repeated.")
 ]
@@ -68,7 +65,8 @@ Partitions = Annotated[
 Since = Annotated[
     str,
     typer.Option(
-        "--since", help="Only those written since then: an age (30m, 2h, 7d) or a time in UTC."
+        "--since",
+        help="Only those written since then: an age (30m, 2h, 7d), a time in UTC or epoch milliseconds.",
     ),
 ]
 Until = Annotated[str, typer.Option("--until", help="Only those written before then.")]
@@ -81,7 +79,7 @@ OldestFirst = Annotated[
 ]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=MAX_LIMIT, help="Show this many.")]
 Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Their ids, as list shows them.")
+    list[str] | None, typer.Argument(metavar="ID", help="Their ids, as list shows them.")
 ]
 Everything = Annotated[bool, typer.Option("--all", help="Every pending one.")]
 Execute = Annotated[
@@ -349,32 +347,11 @@ def _selection(
     since: str,
     until: str,
 ) -> Selection:
-    now_ms = wall_ms()
+    start, end = period_ms(since, until, wall_ms())
     return Selection(
         models=frozenset(models or ()),
         reasons=frozenset(reasons or ()),
         partitions=frozenset(partitions or ()),
-        since_ms=time_ms("--since", since, now_ms) if since else 0,
-        until_ms=time_ms("--until", until, now_ms) if until else None,
+        since_ms=start or 0,
+        until_ms=end,
     )
-
-
-def time_ms(option: str, text: str, now_ms: int) -> int:
-    """Return the time that an option names, ms since the epoch: an age before now, or a time, UTC unless it says.
-
-    Raises:
-        CommandFailed: It is neither.
-    """
-    age = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
-    if age is not None:
-        return now_ms - int(age[1]) * UNITS_MS[age[2]]
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise CommandFailed(
-            f"{option} = {text}: expected an age such as 30m, 2h or 7d, or a time such as "
-            "2030-01-31T12:00:00Z",
-            status=2,
-        ) from exc
-    zoned = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    return int(zoned.timestamp() * 1000)

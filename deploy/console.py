@@ -35,8 +35,13 @@ STATE_STYLES = {
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = ""
 ) -> None:
-    """Print a table; cells are plain text, states get their colour."""
-    table = Table(*columns, title=title or None, title_justify="left")
+    """Print a table; cells are plain text, states get their colour.
+
+    What is too wide is broken, not cut: half a number or a name is none.
+    """
+    table = Table(title=title or None, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell), STATE_STYLES.get(str(cell), "")) for cell in row))
     out.print(table, soft_wrap=False)

@@ -4,13 +4,24 @@ import asyncio
 import json
 import os
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import pytest
 from audit_kit import TOPOLOGY, answer, request, value_of
+from headrace.deploy import console
 from headrace.deploy.cli import main
+from headrace.deploy.commands_audit import print_report
 from headrace.schemas.record import TP, Out
+from headrace.streams.audit_report import (
+    AuditReport,
+    Counts,
+    Example,
+    Kind,
+    ModelReport,
+    PartitionReport,
+    Verdict,
+)
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import LATEST, Mode, Position, Span
 from log_kit import PATIENCE_S, join
@@ -81,10 +92,10 @@ def rows(table):
 async def test_a_clean_log_ends_with_0_and_a_table(topics):
     code, table, complaints = await run("echo", *topics.options)
     assert (code, complaints) == (CLEAN, "")
-    assert [cells[:6] for cells in rows(table)] == [
-        ["echo", "0", "0-3", "3", "3", "0"],
-        ["echo", "1", "0-0", "0", "0", "0"],
-        ["all", "", "", "3", "3", "0"],
+    assert rows(table) == [
+        ["echo", "0", "0-3", "3", "3", ""],
+        ["echo", "1", "0-0", "0", "0", ""],
+        ["all", "", "", "3", "3", ""],
     ]
     assert table.splitlines()[-1] == (
         "Clean, as at_least_once promises: 3 of 3 requests are answered, 0 are pending."
@@ -102,26 +113,58 @@ async def test_findings_end_with_1_and_their_coordinates(topics):
     )
     code, table, complaints = await run(*topics.options)
     assert (code, complaints) == (FINDINGS, "")
-    examples = [cells[1:] for cells in rows(table) if len(cells) == 5]
-    assert examples == [
-        [
-            "different",
-            f"{topics.requests}/0/1",
-            f"{topics.results}/0/1, {topics.results}/0/3",
-            "output 'OUTPUT0' has 1 and 9 at element 0",
-        ],
-        [
-            "orphaned",
-            f"{topics.requests}/0/77",
-            f"{topics.results}/0/4",
-            "there is no such request",
-        ],
-        ["orphaned", r"'\x1b[31m/0/5'", f"{topics.results}/0/5", "there is no such partition"],
+    assert rows(table)[-1] == [
+        "all",
+        "",
+        "",
+        "4",
+        "3",
+        "1 pending, 1 different duplicates, 2 orphaned",
+    ]
+    assert table.splitlines()[-4:] == [
+        (
+            f"different duplicate: {topics.requests}/0/1: output 'OUTPUT0' has 1 and 9 at element 0: "
+            f"{topics.results}/0/1, {topics.results}/0/3"
+        ),
+        f"orphaned: {topics.requests}/0/77: there is no such request: {topics.results}/0/4",
+        rf"orphaned: '\x1b[31m/0/5': there is no such partition: {topics.results}/0/5",
+        "Not as at_least_once promises: 0 missing, 1 duplicated (0 of them equal), 2 orphaned.",
     ]
     assert "\x1b[31m" not in table
-    assert table.splitlines()[-1] == (
-        "Not as at_least_once promises: 0 missing, 1 duplicated (0 of them equal), 2 orphaned."
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_no_number_and_no_place_is_cut_in_a_narrow_terminal(columns):
+    """Half a number is another one, and a place is there to be copied."""
+    place = "headrace.densenet_onnx.results/3/1234567"
+    counts = Counts(1_234_567, 1_234_560, 4, 1, 1, 3, 12, dead_letters_repeated=1)
+    example = Example(Kind.MISSING, place, (place,), "nothing instead of an answer")
+    report = AuditReport(
+        [ModelReport("densenet_onnx", [PartitionReport(0, 100_000, 1_334_567, counts)], [example])]
     )
+    with console.out.capture() as printed, resized(columns):
+        print_report(report, Verdict.FINDINGS, Mode.AT_LEAST_ONCE)
+    text = printed.get()
+    assert "…" not in text
+    assert f"missing: {place}: nothing instead of an answer: {place}\n" in text
+    table = text.partition("missing: ")[0]
+    assert max(map(len, table.splitlines())) <= columns
+    cells = rows(table)
+    assert cells[0][3:5] == ["1234567", "1234560"]
+    told = [
+        "".join(row[at] for row in cells[:-1] if not row[4] or row is cells[0]) for at in (0, 2)
+    ]
+    assert told == ["densenet_onnx", "100000-1334567"]
+
+
+@contextmanager
+def resized(columns):
+    """Let tables be printed as wide as that."""
+    before, console.out.width = console.out.width, columns
+    try:
+        yield
+    finally:
+        console.out.width = before
 
 
 @pytest.mark.embedded
@@ -180,6 +223,46 @@ async def test_what_cannot_be_told_ends_with_2(topics, embedded_properties):
     assert table.splitlines()[-1].startswith("Cannot tell: 1 answers may have been deleted")
 
 
+@pytest.mark.parametrize(
+    ("delivery", "counts", "sentence"),
+    [
+        (
+            Mode.EXACTLY_ONCE,
+            Counts(requests=3, answered=3, dead_letters=1, dead_letters_repeated=1),
+            (
+                "Not as exactly_once promises: 0 missing, 0 duplicated (0 of them equal), 0 orphaned, "
+                "1 dead letters repeated."
+            ),
+        ),
+        (
+            Mode.EXACTLY_ONCE,
+            Counts(requests=3, answered=2, missing_replies=1),
+            (
+                "Clean, as exactly_once promises: 2 of 3 requests are answered, 0 are pending, "
+                "1 calls got no reply (their callers got 504)."
+            ),
+        ),
+        (
+            Mode.EXACTLY_ONCE,
+            Counts(requests=3, answered=1, missing=1, missing_replies=1),
+            "Not as exactly_once promises: 1 missing, 0 duplicated (0 of them equal), 0 orphaned.",
+        ),
+        (
+            Mode.AT_LEAST_ONCE,
+            Counts(requests=3, answered=1, missing=1, missing_replies=1, dead_letters_repeated=1),
+            "Not as at_least_once promises: 2 missing, 0 duplicated (0 of them equal), 0 orphaned.",
+        ),
+    ],
+    ids=["letters", "replies", "both", "once"],
+)
+def test_P13_the_sentence_names_what_breaks_the_promise_and_nothing_else(
+    delivery, counts, sentence, capsys
+):
+    report = AuditReport([ModelReport("echo", [PartitionReport(0, 0, 3, counts)])])
+    print_report(report, report.verdict(delivery), delivery)
+    assert capsys.readouterr().out.splitlines()[-1] == sentence
+
+
 @asynccontextmanager
 async def committing(properties, topics, offset):
     """Let a member of the model's group commit that it has finished partition 0 up to an offset."""
@@ -205,9 +288,17 @@ async def committing(properties, topics, offset):
         (["--log-level", "x"], "--log-level = x: expected 'debug'"),
         (
             ["m", "--since", "soon"],
-            "--since is 'soon', expected 15m, 2026-01-31T12:00:00 or epoch",
+            "--since = soon: expected an age such as 30m, 2h or 7d, a time such as",
         ),
-        (["m", "--until", "9" * 16], "--until is '9999"),
+        (["m", "--until", "9" * 16], "--until = 9999"),
+        (
+            ["m", "--since", "1h", "--until", "2h"],
+            "--until = 2h: expected a time after --since 1h",
+        ),
+        (
+            ["m", "--offsets", "0:1-9", "--offsets", "0:20-30"],
+            "--offsets is '0:20-30', expected one stretch of partition 0",
+        ),
         (["m", "--offsets", "0-9"], "--offsets is '0-9', expected PARTITION:FIRST-END such as"),
         (["m", "--offsets", "0:9-1"], "expected an end that is not before the first offset"),
         (["--offsets", "0:1-9"], "--offsets goes with one model and no times, found 0 models"),

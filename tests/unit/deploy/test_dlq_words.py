@@ -1,39 +1,11 @@
-"""What `headrace dlq` makes of times, and of clients' bytes that end on a terminal."""
+"""What `headrace dlq` makes of clients' bytes that end on a terminal."""
 
 import pytest
-from headrace.deploy.commands_dlq import time_ms
 from headrace.deploy.dlq_report import PREVIEW_BYTES, preview_lines, request_lines, time_text
-from headrace.deploy.failure import CommandFailed
 from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF
 from letter_kit import letter
 
 NOW_MS = 1_893_499_200_000  # 2030-01-01T12:00:00Z
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("90s", NOW_MS - 90_000),
-        ("30m", NOW_MS - 1_800_000),
-        ("2h", NOW_MS - 7_200_000),
-        ("7d", NOW_MS - 604_800_000),
-        ("2030-01-01T12:00:00Z", NOW_MS),
-        ("2030-01-01T12:00", NOW_MS),
-        ("2030-01-01T13:00:00+01:00", NOW_MS),
-        ("2030-01-01", NOW_MS - 43_200_000),
-    ],
-)
-def test_a_time_is_an_age_or_a_time_in_utc(text, expected):
-    assert time_ms("--since", text, NOW_MS) == expected
-
-
-@pytest.mark.parametrize("text", ["soon", "2 h", "-2h", "2w", "2030-13-01", "٣h"])
-def test_what_is_no_time_is_refused(text):
-    with pytest.raises(
-        CommandFailed, match=r"--until = .*: expected an age such as 30m"
-    ) as caught:
-        time_ms("--until", text, NOW_MS)
-    assert caught.value.status == 2
 
 
 def test_times_are_shown_in_utc():
