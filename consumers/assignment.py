@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
-from typing import Protocol
 
 from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.partition import Partition
 from headrace.consumers.pauses import Pauses
 from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.settle import Settler
+from headrace.consumers.stateful import Stateful
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
 from headrace.streams.log import Delivery, Mode, Outcome, Position, Source
@@ -32,28 +32,6 @@ PROGRESS_S = 0.1
 
 FIRST_RETRY_S = 0.1
 """First pause after a failed takeover, doubled up to ``restart_backoff_s``."""
-
-
-class Stateful(Protocol):
-    """State that belongs to partitions: `headrace.consumers.model_sequences.ModelSequences`."""
-
-    async def restore(self, parts: Sequence[Partition]) -> None:
-        """Read and open the state of partitions that are being taken over; `LogError` if that fails now."""
-
-    def confirmed(self, part: Partition, position: Position) -> None:
-        """Take note that a partition's position was accepted by the coordinator."""
-
-    def suspend(self, tp: TP) -> None:
-        """Keep what is known of a partition that was revoked with everything answered and committed (P-7)."""
-
-    async def resume(self, parts: Sequence[Partition]) -> Set[TP]:
-        """Go on with those that were suspended and still hold; returns which. `LogError` if that is not known now."""
-
-    def forget_suspended(self, *, but: Set[TP] = frozenset()) -> None:
-        """Forget suspended partitions: somebody else has them."""
-
-    def close(self, tp: TP) -> None:
-        """Forget a partition that is not ours any more; nothing of it is queued."""
 
 
 class Assignment:
@@ -74,6 +52,7 @@ class Assignment:
         mode: Mode = Mode.AT_LEAST_ONCE,
         stateful: Stateful | None = None,
         suspend: Callable[[TP], int] | None = None,
+        rebalanced: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Keep the parts; `attach` brings those that are made later.
 
@@ -85,6 +64,7 @@ class Assignment:
             mode: The guarantee of the delivery.
             stateful: What is taken over with a partition beside its position; None for stateless models.
             suspend: As ``drop``, of a revoked partition that may come back: its state is kept.
+            rebalanced: Told the seconds from giving up what there was until what was assigned is read.
         """
         self.partitions: dict[TP, Partition] = {}
         self.rebalances = 0
@@ -95,6 +75,7 @@ class Assignment:
         self._mode = mode
         self._stateful = stateful
         self._suspend = suspend or drop
+        self._rebalanced = rebalanced
         self._source: Source | None = None
         self._delivery: Delivery | None = None
         self._settler: Settler | None = None
@@ -118,7 +99,7 @@ class Assignment:
         self._revoked -= tps
         if self._stateful is not None:
             self._stateful.forget_suspended(but=self._source.kept())
-        self._begin(tps, epoch)
+        self._begin(tps, epoch, left_at=self._source.left_at())
 
     async def revoked(self, tps: Set[TP], deadline: float) -> None:
         """Hand partitions back: nothing new starts, what executes is answered and committed if in time."""
@@ -197,7 +178,7 @@ class Assignment:
             pause_s = self._pauses.next_s(part.tp, now, is_fenced=is_fenced)
         self._start(self._start_again(part, pause_s))
 
-    def _begin(self, tps: Set[TP], source_epoch: int) -> None:
+    def _begin(self, tps: Set[TP], source_epoch: int, *, left_at: float | None = None) -> None:
         parts = []
         for tp in sorted(tps):
             ledger = OffsetLedger(
@@ -209,7 +190,7 @@ class Assignment:
             self.partitions[tp] = part
             parts.append(part)
         if parts:
-            self._start(self._take_over(parts))
+            self._start(self._take_over(parts, left_at))
 
     def _remove(self, part: Partition, *, keep: bool = False) -> None:
         """Have a partition no more, and nothing of its state; ``keep``: it may come back before others had it."""
@@ -257,7 +238,7 @@ class Assignment:
             )
             return False
 
-    async def _take_over(self, parts: Sequence[Partition]) -> None:
+    async def _take_over(self, parts: Sequence[Partition], left_at: float | None) -> None:
         """Take partitions over together: one reader for all their state, one commit that confirms them."""
         assert self._source is not None
         pause_s = FIRST_RETRY_S
@@ -287,6 +268,8 @@ class Assignment:
             else:
                 self._activate(self._source, left, positions, confirmed)
                 if all(part.active for part in left if self._is_ours(part)):
+                    if left_at is not None:
+                        self._rebalanced(asyncio.get_running_loop().time() - left_at)
                     return
                 # The group knows of a change that we have not heard of yet.
                 await asyncio.sleep(pause_s)

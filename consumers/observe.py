@@ -69,6 +69,13 @@ class WorkerMetrics:
             ("model",),
             registry=registry,
         )
+        self.rebalance = Histogram(
+            "headrace_rebalance_seconds",
+            "Time from giving partitions up in a rebalance until those that are assigned are read.",
+            ("model",),
+            buckets=SECONDS,
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "headrace_in_flight_records",
             "Records that were admitted and whose answers are not published yet.",

@@ -15,9 +15,11 @@ from headrace.backends.backend import Instance
 from headrace.consumers.announcing import Announcing
 from headrace.consumers.answering import Answering
 from headrace.consumers.batcher import Batcher
+from headrace.consumers.cancelling import Cancelling
 from headrace.consumers.claimed_requests import request_decoder
 from headrace.consumers.delivery_mode import require_mode
 from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMetrics
+from headrace.consumers.observe_partitions import PartitionMetrics
 from headrace.consumers.observe_transactions import TransactionMetrics
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
@@ -32,9 +34,7 @@ from headrace.repository.models import LoadedModel, LoadedVersion
 from headrace.repository.repository import Repository
 from headrace.schemas.answers import ResponseEncoder, encode_error
 from headrace.schemas.errors import LogError
-from headrace.schemas.record import TP
 from headrace.schemas.snapshot_size import max_state_bytes
-from headrace.streams.cancels import read_cancel
 from headrace.streams.claims import Claims
 from headrace.streams.log import LATEST, Log, Mode, Span, TopicSpec
 from headrace.streams.metrics_text import Series
@@ -44,7 +44,6 @@ from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger(__name__)
 
-CANCEL_POLL_S = 0.5
 LOOP_LAG_INTERVAL_S = 0.25
 """How often the loop's lag is measured, seconds (FAULTS B2)."""
 
@@ -101,6 +100,7 @@ class Worker:
         self._metrics = WorkerMetrics(self.registry)
         self._sequence_metrics = SequenceMetrics(self.registry)
         self._transaction_metrics = TransactionMetrics(self.registry)
+        PartitionMetrics(self.models, self.registry)
         self._pool = pool
         self._claims = claims
         self._pools: list[InstancePool] = []
@@ -163,16 +163,18 @@ class Worker:
         found += [
             f"model '{name}': {trouble}"
             for name, worker in self.models.items()
-            if (trouble := worker.trouble or worker.answering.trouble())
+            if (trouble := worker.troubled())
         ]
         found += [failure.text for failure in self._repository.failures.values()]
         return found
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``; then every model drains within ``exit_timeout_s``."""
+        retry_s = self._settings.topic_check_interval_s
+        cancelling = Cancelling(self.models, self._log, self._topology.cancels, retry_s=retry_s)
         async with asyncio.TaskGroup() as tasks:
             around = [
-                tasks.create_task(self._read_cancels()),
+                tasks.create_task(cancelling.run()),
                 tasks.create_task(self._announcing.run()),
                 tasks.create_task(self._watch_topics()),
                 tasks.create_task(self._watch_loop()),
@@ -264,6 +266,7 @@ class Worker:
             sequences=None if parts is None else parts.sequences,
             mode=mode,
             transactions=self._transaction_metrics.model(name) if is_exact else None,
+            rebalanced=self._metrics.rebalance.labels(name).observe,
         )
 
     def _sequence_parts(
@@ -313,31 +316,6 @@ class Worker:
             preserve_ordering=batching is not None and batching.preserve_ordering,
             claims=self._claims,
         )
-
-    async def _read_cancels(self) -> None:
-        """Hand cancels to the models that they name; starts at the topic's end, for ever."""
-        topic = self._topology.cancels
-        while True:
-            try:
-                count = await self._partitions(topic)
-                spans = {TP(topic, number): Span(LATEST) for number in range(count)}
-                async with self._log.reader(spans) as reader:
-                    while True:
-                        for block in await reader.poll(1000, CANCEL_POLL_S):
-                            self._cancel(block.records)
-            except LogError as exc:
-                logger.warning("cancels cannot be read, trying again: %s", exc.detail)
-                await asyncio.sleep(self._settings.topic_check_interval_s)
-
-    def _cancel(self, records: Sequence[object]) -> None:
-        ids: dict[str, set[bytes]] = {}
-        for record in records:
-            cancel = read_cancel(record)  # type: ignore[arg-type]  # the reader's own records
-            if cancel is not None:
-                ids.setdefault(cancel.model, set()).add(cancel.correlation_id)
-        for model, cancelled in ids.items():
-            if (worker := self.models.get(model)) is not None:
-                worker.cancel(cancelled)
 
     async def _watch_topics(self) -> None:
         """Create topics again that were deleted, or be not ready with their names (FAULTS B104); count partitions."""

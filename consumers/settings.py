@@ -37,6 +37,9 @@ class WorkerSettings:
         topic_check_interval_s: How often the topics' existence is checked, seconds (FAULTS B104).
         settle_retry_s: How long answers that cannot be published are tried again before the group member starts
             anew, seconds.
+        stall_timeout_s: How long a partition may have records and hand out none before it is fetched again and the
+            worker is not ready; after three times as long the process ends, seconds. The same until readiness falls
+            where the log does not tell where partitions end, or the group not which are ours.
         restart_backoff_s: Longest pause before a failed consumer is started again, or a broken instance is replaced,
             seconds.
         max_reply_topics: Reply topics whose partition counts are remembered.
@@ -84,6 +87,7 @@ class WorkerSettings:
     status_interval_s: float = 1.0
     topic_check_interval_s: float = 5.0
     settle_retry_s: float = 60.0
+    stall_timeout_s: float = 20.0
     restart_backoff_s: float = 10.0
     max_reply_topics: int = 10_000
     max_cancels: int = 10_000

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
 from headrace.consumers.answering import Answering
 from headrace.consumers.assignment import Assignment
 from headrace.consumers.batcher import Refusal
+from headrace.consumers.failures import failing, first_failure, stopped_within
 from headrace.consumers.intake import Decoder, Intake
 from headrace.consumers.model_sequences import ModelSequences
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
+from headrace.consumers.progress import Watch
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.consumers.settle_choice import make_settler
@@ -73,6 +75,7 @@ class ModelWorker:
         sequences: ModelSequences | None = None,
         mode: Mode = Mode.AT_LEAST_ONCE,
         transactions: Transactions | None = None,
+        rebalanced: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Keep the parts; `run` brings them to life.
 
@@ -90,6 +93,7 @@ class ModelWorker:
             sequences: Of a sequence model.
             mode: The guarantee of its answers; the log has what it needs.
             transactions: Who counts those of exactly_once.
+            rebalanced: Told the seconds that each rebalance kept it from reading.
         """
         self.model_name = model_name
         self.mode = mode
@@ -108,10 +112,12 @@ class ModelWorker:
         self._settings = settings
         self._clock = clock
         self._transactions = transactions
+        self._rebalanced = rebalanced
         self._tasks: asyncio.TaskGroup | None = None
         self.source: Source | None = None
         self._intake: Intake | None = None
         self._settler: Settler | None = None
+        self._watch: Watch | None = None
         self._epoch = 0
         self.assignment = self._new_assignment()
 
@@ -121,13 +127,19 @@ class ModelWorker:
         return self.assignment.partitions
 
     def ready(self) -> bool:
-        """Whether it has joined, has taken over what is assigned, and every instance can execute."""
-        return (
-            not self.trouble
-            and not self.draining
-            and self.assignment.complete()
-            and self.answering.healthy()
-        )
+        """Whether it has joined, has taken over what is assigned and gets on, and every instance can execute."""
+        is_whole = self.assignment.complete() and self.answering.healthy()
+        return is_whole and not self.draining and not self.troubled()
+
+    def troubled(self) -> str:
+        """Return why it does not serve all that is assigned, ``""`` if it does."""
+        stands = "" if self._watch is None else self._watch.trouble()
+        return self.trouble or stands or self.answering.trouble()
+
+    def stuck(self) -> Mapping[TP, bool]:
+        """Return the partitions that are ours, and whether they have records and hand out none."""
+        found = frozenset[TP]() if self._watch is None else self._watch.stuck
+        return {tp: tp in found for tp in self.partitions}
 
     def cancel(self, ids: set[bytes]) -> None:
         """Answer queued requests with these correlation ids CANCELLED, and remember the others' ids."""
@@ -147,7 +159,7 @@ class ModelWorker:
         if self.source is not None:
             self.source.counted(there)
         if self.answering.counted(there):
-            self._start(_raise(self._fewer()))
+            self._start(failing(self._fewer()))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then drain within ``exit_timeout_s``; join again whenever the log fails.
@@ -161,7 +173,7 @@ class ModelWorker:
             try:
                 await self._serve(stop)
             except* LogError as group:
-                self.trouble = f"the log failed: {_first(group).detail}"
+                self.trouble = f"the log failed: {first_failure(group).detail}"
                 logger.warning("model '%s': %s; joining again", self.model_name, self.trouble)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -171,7 +183,7 @@ class ModelWorker:
                 return
             if self._clock.now_ns() - started > 60_000_000_000:
                 pause_s = FIRST_RESTART_S  # it served for a while: this is a new failure
-            await _wait(stop, pause_s)
+            await stopped_within(stop, pause_s)
             pause_s = min(2 * pause_s, self._settings.restart_backoff_s)
 
     async def _serve(self, stop: asyncio.Event) -> None:
@@ -206,6 +218,7 @@ class ModelWorker:
             counts_settling=self.mode is Mode.AT_LEAST_ONCE,
         )
         self.source, self._intake, self._settler = source, intake, settler
+        self._watch = watch = Watch(self.partitions, source, self._settings.stall_timeout_s)
         self.assignment.attach(source, delivery, settler)
         self.answering.attach(self.partitions, settler, self._room_made, self._scheduler_failed)
         if keeper is not None:
@@ -218,6 +231,7 @@ class ModelWorker:
                     running = [
                         tasks.create_task(settler.run()),
                         tasks.create_task(intake.run(source)),
+                        tasks.create_task(watch.run()),
                     ]
                     if keeper is not None:
                         running.append(tasks.create_task(keeper.reap()))
@@ -273,7 +287,7 @@ class ModelWorker:
         if self.sequences is not None:
             self.sequences.forget_suspended()
         self.partitions.clear()
-        self.source = self._intake = self._settler = None
+        self.source = self._intake = self._settler = self._watch = None
         self.trouble = self.trouble or "it has left its group"
 
     def _new_assignment(self) -> Assignment:
@@ -285,6 +299,7 @@ class ModelWorker:
             mode=self.mode,
             stateful=self.sequences,
             suspend=None if self.sequences is None else self.answering.suspend,
+            rebalanced=self._rebalanced,
         )
 
     def _next_epoch(self) -> int:
@@ -347,7 +362,7 @@ class ModelWorker:
     def _scheduler_failed(self, exc: BaseException) -> None:
         """End with the bug: requests that hang behind a queue nobody serves must not look served (FAULTS B42)."""
         self.trouble = f"its scheduler failed: {exc!r}"
-        self._start(_raise(exc))
+        self._start(failing(exc))
 
     async def _is_pointless(self) -> bool:
         """Whether answers wait for a topic or partition that is gone: joining again addresses them anew."""
@@ -375,22 +390,3 @@ class ModelWorker:
             outcome,
         )
         self.assignment.again(part, outcome)
-
-
-def _first(group: BaseExceptionGroup[LogError]) -> LogError:
-    """Return the first leaf, preferring one that no later try can mend."""
-    leaves = [_first(e) if isinstance(e, BaseExceptionGroup) else e for e in group.exceptions]
-    return next((leaf for leaf in leaves if not leaf.retriable), leaves[0])
-
-
-async def _raise(exc: BaseException) -> None:
-    raise exc
-
-
-async def _wait(stop: asyncio.Event, timeout_s: float) -> None:
-    """Wait for the stop, at most ``timeout_s``."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await stop.wait()
-    except TimeoutError:
-        return

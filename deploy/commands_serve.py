@@ -53,6 +53,7 @@ WORKER = (
     "transaction_interval_ms",
     "commit_interval_ms",
     "revoke_grace_secs",
+    "stall_timeout_secs",
     "max_live_sequences",
     "max_backlogged_sequences",
     "max_ended_sequences",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 
+from headrace.consumers.progress import PartitionStuck
 from headrace.consumers.supervision import InstancesExhausted
 from headrace.schemas.errors import ConfigError, InferError, LogError
 
 EXHAUSTED = 75
-"""Exit status of a worker in which nothing of a model can execute any more (EX_TEMPFAIL): start it again."""
+"""Exit status of a worker that only a new process can mend (EX_TEMPFAIL): nothing of a model can execute any more, or a
+partition stays stuck. Start it again."""
 
 
 class CommandFailed(Exception):
@@ -43,7 +45,7 @@ def known_failure(exc: BaseException) -> CommandFailed | None:
     """
     if isinstance(exc, CommandFailed):
         return exc
-    if isinstance(exc, InstancesExhausted):
+    if isinstance(exc, InstancesExhausted | PartitionStuck):
         return CommandFailed(str(exc), status=EXHAUSTED)
     if isinstance(exc, ConfigError | LogError | InferError):
         return CommandFailed(str(exc))

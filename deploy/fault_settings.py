@@ -1,4 +1,4 @@
-"""The settings of what a worker does about executions that fail or hang; a part of `headrace.deploy.settings`."""
+"""The settings of what a worker does about what fails or hangs; a part of `headrace.deploy.settings`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORKER: dict[str, Any] = {"panel": "Worker", "flag": False}
 
 
 class FaultSettings(BaseSettings):
-    """Retries, timeouts and memory errors, see `headrace.consumers.settings.WorkerSettings`."""
+    """Retries, timeouts, memory errors and stuck partitions, see `headrace.consumers.settings.WorkerSettings`."""
 
     max_attempts: int = Field(
         3,
@@ -57,5 +57,13 @@ class FaultSettings(BaseSettings):
         30.0,
         ge=0,
         description="Seconds that batches stay smaller after memory ran out, before they grow again by a step.",
+        json_schema_extra=WORKER,
+    )
+    stall_timeout_secs: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds that a partition may have records and hand out none before readiness falls and it is "
+        "fetched again; after three times as long the worker ends with status 75. Readiness falls as late where the "
+        "brokers do not tell where partitions end, or the group not which are ours.",
         json_schema_extra=WORKER,
     )

@@ -153,6 +153,7 @@ def worker_settings(settings: Settings, port: int) -> WorkerSettings:
         transaction_interval_s=settings.transaction_interval_ms / 1000,
         revoke_grace_s=settings.revoke_grace_secs,
         exit_timeout_s=settings.exit_timeout_secs,
+        stall_timeout_s=settings.stall_timeout_secs,
         max_live_sequences=settings.max_live_sequences,
         max_backlogged_sequences=settings.max_backlogged_sequences,
         max_ended_sequences=settings.max_ended_sequences,

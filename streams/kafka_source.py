@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from typing import Self
+from typing import Self, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
@@ -46,6 +46,8 @@ from headrace.streams.kafka_rights import Operation, Resource, Right, topics_rig
 from headrace.streams.log import Block, Position, Rebalance
 
 logger = logging.getLogger("headrace.streams")
+
+T = TypeVar("T")
 
 # A member of the fetcher's set of partitions that is never assigned: an empty set would mean all of them.
 NOWHERE = TopicPartition("", -1)
@@ -96,6 +98,8 @@ class KafkaSource:
         self._session_ms = int(str(settings.group["session_timeout_ms"]))
         self._membership = Membership(self._session_ms / 1000, time.monotonic, self._changed.set)
         self._looked_at = 0.0
+        self._join_s = 0.0
+        self._left_at: float | None = None
         self._error: BaseException | None = None
         self._deliveries: list[Adopted] = []
 
@@ -127,10 +131,9 @@ class KafkaSource:
         self._consumer.subscribe(sorted(self._topics), listener=Listener(self.revoke, self.assign))
         try:
             # Others may take their whole grace before the group is complete.
-            join_s = rebalance_ms / 1000 + self._settings.request_timeout_s
-            await bounded(
-                self._consumer.start(), join_s, f"joining group {self.group}", self._needs
-            )
+            self._join_s = rebalance_ms / 1000 + self._settings.request_timeout_s
+            doing = f"joining group {self.group}"
+            await bounded(self._consumer.start(), self._join_s, doing, self._needs)
         except BaseException:
             await stop_consumer(self._consumer)
             raise
@@ -162,6 +165,9 @@ class KafkaSource:
         consumer = self._running()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        if self._left_at is not None and loop.time() - self._left_at > self._join_s:
+            took = f"took longer than {self._join_s:g} s"
+            raise LogError(f"joining group {self.group} again {took}", retriable=True)
         try:
             consumer._coordinator.check_errors()  # noqa: SLF001  # see the module's docstring
             # Within it the member counts as polling, whatever is paused (FAULTS B1).
@@ -246,34 +252,25 @@ class KafkaSource:
         """Partition → epoch."""
         return dict(self._membership.epochs)
 
+    def left_at(self) -> float | None:
+        """Since when a rebalance is under way."""
+        return self._left_at
+
     async def committed(self, tps: Set[TP]) -> Mapping[TP, Position | None]:
         """Committed offset and metadata (P-1), retried while the coordinator moves."""
-        doing = f"fetching committed offsets of group {self.group}"
-        return await bounded(
-            fetch_committed(self._running()._coordinator, self.group, tps),  # noqa: SLF001  # see `kafka_group`
-            self._settings.request_timeout_s,
-            doing,
-            self._needs,
-        )
+        coordinator = self._running()._coordinator  # noqa: SLF001  # see `kafka_group`
+        asking = fetch_committed(coordinator, self.group, tps)
+        return await self._bounded(asking, f"fetching committed offsets of group {self.group}")
 
     async def end_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
         """Offset after the last record that is there now."""
-        timeout_s = self._settings.request_timeout_s
-        return await bounded(
-            end_offsets(self._running(), tps, by_batch=self._ends_by_batch),
-            timeout_s,
-            "fetching end offsets",
-            self._needs,
-        )
+        asking = end_offsets(self._running(), tps, by_batch=self._ends_by_batch)
+        return await self._bounded(asking, "fetching end offsets")
 
     async def beginning_offsets(self, tps: Set[TP]) -> Mapping[TP, int]:
         """First offset that is still there."""
-        found = await bounded(
-            self._running().beginning_offsets([TopicPartition(*tp) for tp in tps]),
-            self._settings.request_timeout_s,
-            "fetching beginning offsets",
-            self._needs,
-        )
+        asking = self._running().beginning_offsets([TopicPartition(*tp) for tp in tps])
+        found = await self._bounded(asking, "fetching beginning offsets")
         return {TP(*tp): offset for tp, offset in found.items()}
 
     async def confirm(self, positions: Mapping[TP, Position]) -> Set[TP]:
@@ -298,11 +295,9 @@ class KafkaSource:
         """Ask the coordinator, by one heartbeat, which are ours; `LogError` if it cannot be reached."""
         if not any(self.owns(*owner) for owner in epochs.items()):
             return frozenset()
-        answer = await bounded(
-            is_member(self._running()._coordinator, self.group, self._membership.member),  # noqa: SLF001  # see `kafka_group`
-            self._settings.request_timeout_s,
-            f"asking for the membership in group {self.group}",
-        )
+        coordinator = self._running()._coordinator  # noqa: SLF001  # see `kafka_group`
+        asking = is_member(coordinator, self.group, self._membership.member)
+        answer = await self._bounded(asking, f"asking for the membership in group {self.group}")
         return {tp for tp, epoch in epochs.items() if answer and self.owns(tp, epoch)}
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
@@ -318,12 +313,9 @@ class KafkaSource:
             return {tp: at for tp, at in positions.items() if self.owns(tp, at.epoch)}
 
         try:
-            done = await bounded(
-                commit_positions(coordinator, self.group, self._membership.member, current),
-                self._settings.request_timeout_s,
-                f"committing offsets of group {self.group}",
-                self._needs,
-            )
+            member = self._membership.member
+            committing = commit_positions(coordinator, self.group, member, current)
+            done = await self._bounded(committing, f"committing offsets of group {self.group}")
         except CommitRefused:
             return frozenset(positions)
         return positions.keys() - done
@@ -333,6 +325,7 @@ class KafkaSource:
     async def revoke(self) -> None:
         """Give up everything: lost where the generation is gone (P-7), else within the grace."""
         gone = self._membership.leave()
+        self._left_at = asyncio.get_running_loop().time()
         self._active.clear()
         self._active.add(NOWHERE)
         if not gone:
@@ -370,11 +363,15 @@ class KafkaSource:
                 self._on.assigned(tps, epoch)
         except Exception as exc:  # noqa: BLE001  # as in `revoke`
             self._error = exc
+        self._left_at = None
         self._changed.set()
 
     def _tell_deliveries(self, kept: Set[TP]) -> None:
         for delivery in self._deliveries:
             delivery.assigned(kept)
+
+    async def _bounded(self, asking: Awaitable[T], doing: str) -> T:
+        return await bounded(asking, self._settings.request_timeout_s, doing, self._needs)
 
     def _drop(self) -> None:
         self._membership.drop()

@@ -163,6 +163,9 @@ class Source(Protocol):
     def assignment(self) -> Mapping[TP, int]:
         """Partition → epoch, as assigned now."""
 
+    def left_at(self) -> float | None:
+        """Since when the group has not told what is ours, by the loop's clock; None behind `Rebalance.assigned`."""
+
     async def committed(self, tps: Set[TP]) -> Mapping[TP, Position | None]:
         """Committed offset *and metadata* of each partition (P-1), None where nothing was committed."""
 

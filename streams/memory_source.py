@@ -43,6 +43,7 @@ class MemorySource:
         self._next: dict[TP, int] = {}
         self._paused: set[TP] = set()
         self._giving_up = False
+        self._left_at: float | None = None
         self._evicted = False
         self._learns_at = 0.0
         self._crashed = False
@@ -61,6 +62,7 @@ class MemorySource:
         gone = self.topics - (await self._log.topics()).keys()
         if gone:
             raise LogError(f"topic {', '.join(sorted(gone))} does not exist", retriable=True)
+        self._left_at = asyncio.get_running_loop().time()
         self.group.members.append(self)
         await asyncio.shield(self.group.rebalance())
         return self
@@ -104,6 +106,7 @@ class MemorySource:
             raise error
         if self._evicted and asyncio.get_running_loop().time() >= self._learns_at:
             self._evicted = False
+            self._left_at = asyncio.get_running_loop().time()
             gone = set(self._epochs)
             self._drop_all()
             self._tell_deliveries(frozenset())
@@ -159,6 +162,10 @@ class MemorySource:
     def assignment(self) -> Mapping[TP, int]:
         """Partition → epoch, as this member believes."""
         return dict(self._epochs)
+
+    def left_at(self) -> float | None:
+        """Since when a rebalance is under way."""
+        return self._left_at
 
     async def committed(self, tps: Set[TP]) -> Mapping[TP, Position | None]:
         """Committed positions of the group."""
@@ -218,6 +225,7 @@ class MemorySource:
     async def give_up(self) -> None:
         """Revoke everything; waits for the worker within the grace, then commits what it settled."""
         self._giving_up = True
+        self._left_at = asyncio.get_running_loop().time()
         tps = set(self._epochs)
         # A zombie is told of rebalances only when it has learned, and has lost everything by then.
         self._former = (self.group.generation, frozenset(tps))
@@ -244,6 +252,7 @@ class MemorySource:
         self._kept = before & tps if is_next else frozenset()
         self._tell_deliveries(self._kept)
         if not tps:
+            self._left_at = None
             return
         for tp in tps:
             committed = self.group.committed.get(tp)
@@ -253,6 +262,7 @@ class MemorySource:
             )
         self._paused |= tps
         self._on.assigned(tps, epoch)
+        self._left_at = None
         self._log.wake()
 
     # What tests and simulations call, by the log.

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import brokers
 import pytest
 from headrace.streams.kafka import KafkaLog
-from headrace.streams.log import Log
+from headrace.streams.log import Log, Mode
 from headrace.streams.memory import MemoryLog
 
 # Short timings, so that crashes and joins do not take a test's whole time.
@@ -116,6 +116,25 @@ def logs(request: pytest.FixtureRequest) -> Logs:
     kind = request.param
     broker = {} if kind == "memory" else request.getfixturevalue(f"{kind}_properties")
     return Logs(kind, broker)
+
+
+IN_MODES = [
+    pytest.param(("memory", Mode.AT_LEAST_ONCE), id="memory-at_least_once"),
+    pytest.param(("memory", Mode.EXACTLY_ONCE), id="memory-exactly_once"),
+    pytest.param(
+        ("embedded", Mode.AT_LEAST_ONCE), id="embedded-at_least_once", marks=pytest.mark.embedded
+    ),
+    pytest.param(("kafka", Mode.AT_LEAST_ONCE), id="kafka-at_least_once", marks=pytest.mark.kafka),
+    pytest.param(("kafka", Mode.EXACTLY_ONCE), id="kafka-exactly_once", marks=pytest.mark.kafka),
+]
+
+
+@pytest.fixture(params=IN_MODES)
+def logs_in_modes(request: pytest.FixtureRequest) -> tuple[Logs, Mode]:
+    """Each kind of log with each guarantee that it can give."""
+    kind, mode = request.param
+    broker = {} if kind == "memory" else request.getfixturevalue(f"{kind}_properties")
+    return Logs(kind, broker), mode
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
+import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from headrace.consumers.ledger import OffsetLedger
@@ -27,13 +28,16 @@ from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import SOURCE, STATUS, TP, Header, Out, Record
 from headrace.schemas.tensor import Tensor
 from headrace.streams.kafka import KafkaLog
-from headrace.streams.log import EARLIEST, Log, Position, Reader, Span
+from headrace.streams.log import EARLIEST, Log, Mode, Position, Reader, Span
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_source import MemorySource
 from headrace.streams.topology import Topology
 
 PATIENCE_S = 60.0
 """Longest wait for what must come; only a failing test waits that long."""
+
+both_modes = pytest.mark.parametrize("mode", [*Mode])
+"""Runs a test in at_least_once and in exactly_once."""
 
 Key = tuple[int, int]
 """Partition and offset of a request."""
@@ -224,13 +228,23 @@ class Stage:
         letters: The same, each as often as it has one.
         sent: Requests in the order of sending.
         committed_view: Read what is committed, as readers of exactly_once do.
+        mode: The guarantee of its workers, unless they are told another one.
     """
 
     committed_view = False
+    mode = Mode.AT_LEAST_ONCE
 
     def __init__(
-        self, logs: Logs, prefix: str, *, partitions: int = 2, model: str = "echo"
+        self,
+        logs: Logs,
+        prefix: str,
+        *,
+        partitions: int = 2,
+        model: str = "echo",
+        mode: Mode | None = None,
     ) -> None:
+        if mode is not None:
+            self.mode, self.committed_view = mode, mode is Mode.EXACTLY_ONCE
         self.topology = Topology(prefix=prefix, partitions=partitions, reply_partitions=2)
         self.model = model
         self.group = self.topology.group(model)
@@ -423,6 +437,7 @@ class Stage:
         models = Repository([repository])
         assert not models.load()
         name = f"w{next(self._names)}"
+        settings = {"delivery": self.mode, **settings}
         bounds = WorkerSettings(name, revoke_grace_s=revoke_grace_s, **settings)  # type: ignore[arg-type]  # fields by name
         async with AsyncExitStack() as stack:
             stack.callback(models.close)

@@ -127,6 +127,7 @@ async def worker_process(
     folder: Path,
     options: Sequence[str] = (),
     is_awaited: bool = True,
+    program: Sequence[str] = ("-m", "headrace.deploy.cli"),
 ) -> AsyncIterator[WorkerProcess]:
     """Run a worker on a Kafka while the block runs; what still runs at its end is killed.
 
@@ -137,6 +138,7 @@ async def worker_process(
         folder: For the file of properties and for what it prints.
         options: Further ones of the command line.
         is_awaited: Wait until it is ready.
+        program: What Python runs with the command line of a worker.
     """
     file, log = _files(folder, properties)
     (port,) = free_ports(1)
@@ -144,7 +146,7 @@ async def worker_process(
     command += ["--worker-port", str(port), "--partitions", "2", *options]
     with log.open("ab") as out:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headrace.deploy.cli", *command),
+            *(sys.executable, *program, *command),
             stdout=out,
             stderr=asyncio.subprocess.STDOUT,
         )

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.protocol.group import LeaveGroupRequest
+from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import Mode, Outcome, Position, TopicSpec
@@ -202,6 +203,19 @@ async def test_B1_a_member_that_has_everything_paused_is_not_idle(kafka_properti
             assert not worker.losses
             source.resume(before.keys())
             assert await source.poll(10, 5)
+
+
+async def test_B7_a_rebalance_that_never_ends_is_a_failure_of_the_source(kafka_properties, topic):
+    """Else a member would wait for its assignment for ever; joining anew is the worker's business."""
+    async with KafkaLog(kafka_properties) as log:
+        _, source = member(log, f"g-{topic}", topic)
+        async with source:
+            assert source.left_at() is None
+            source._join_s = 0.3
+            await source.revoke()  # as aiokafka does when it begins to join again
+            assert source.left_at() is not None
+            with pytest.raises(LogError, match=f"joining group g-{topic} again took longer than"):
+                await poll_until(source, lambda: False)
 
 
 async def test_members_of_one_process_each_keep_what_they_had(kafka_properties, unique):

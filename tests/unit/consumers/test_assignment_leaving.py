@@ -20,6 +20,9 @@ class Member:
         self.told = asyncio.Event()
         self.resumed: set[TP] = set()
 
+    def left_at(self) -> None:
+        """It is joined."""
+
     def kept(self) -> set[TP]:
         return set()
 
