@@ -15,6 +15,7 @@ from fault_kit import (
     OneMemoryLog,
     Running,
     Stage,
+    both_modes,
     check_answers,
     check_committed,
     finished,
@@ -40,9 +41,12 @@ SHORT_S = 1.0
 # B13: a slow head is not skipped at a restart, and what was finished behind it does not run again.
 
 
-async def test_B13_a_slow_head_is_answered_after_a_kill_and_nothing_else_runs_again(tmp_path):
+@both_modes
+async def test_B13_a_slow_head_is_answered_after_a_kill_and_nothing_else_runs_again(
+    mode, tmp_path
+):
     """The committed offset stays 0, with 1 to 4 in its metadata."""
-    async with Stage(OneMemoryLog(MemoryLog()), "b13") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b13", mode=mode) as stage:
         check_slow_head(stage, await slow_head(stage, tmp_path))
 
 
@@ -188,9 +192,10 @@ def check_failing_record(stage: Stage) -> None:
             assert answer.values == (float(key[1]),)
 
 
-async def test_B18_a_record_whose_execution_raises_is_answered(tmp_path):
+@both_modes
+async def test_B18_a_record_whose_execution_raises_is_answered(mode, tmp_path):
     """Its neighbours in the batch too."""
-    async with Stage(OneMemoryLog(MemoryLog()), "b18") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b18", mode=mode) as stage:
         await failing_record(stage, tmp_path)
         check_failing_record(stage)
 
@@ -227,10 +232,11 @@ async def end_in_the_middle(
     return committed
 
 
+@both_modes
 @pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_B19_neither_a_crash_nor_a_stop_commits_what_is_in_flight(tmp_path, how):
+async def test_B19_neither_a_crash_nor_a_stop_commits_what_is_in_flight(mode, how, tmp_path):
     """The stop's budget is over before the execution is."""
-    async with Stage(OneMemoryLog(MemoryLog()), "b19") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b19", mode=mode) as stage:
         check_end_in_the_middle(stage, await end_in_the_middle(stage, tmp_path, how=how))
 
 
@@ -262,9 +268,10 @@ async def stop_midway(
     return committed
 
 
-async def test_B22_a_stop_in_the_middle_loses_nothing(tmp_path):
+@both_modes
+async def test_B22_a_stop_in_the_middle_loses_nothing(mode, tmp_path):
     """What waited is not committed; twenty records have twenty answers after the next start."""
-    async with Stage(OneMemoryLog(MemoryLog()), "b22") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b22", mode=mode) as stage:
         committed = await stop_midway(stage, tmp_path)
         assert not stage.is_all_committed(committed)
         check_answers(stage, stage.sent, once=True)
@@ -429,23 +436,27 @@ FOREVER_US = 600_000_000
 async def revoked_half_batch(stage: Stage, folder: Path) -> list[Running]:
     """Let a second worker join while six records wait for a batch of 32; then stop both."""
     repository = write_model(folder / "models", batch=32, delay_us=FOREVER_US)
+    is_planted = isinstance(stage.log, ReceiptLog)
     async with stage.worker(repository) as first:
         await stage.send(range(6))
         await until(lambda: first.in_flight() == 6, "the half-filled batch")
         async with stage.worker(repository) as second:
             await first.until_ready()
             await until(lambda: len(first.partitions()) == len(second.partitions()) == 1, "shares")
-            if not isinstance(stage.log, ReceiptLog):
+            if not is_planted:
                 await until(lambda: first.in_flight() + second.in_flight() == 6, "reading again")
-    await stage.until_answered(stage.sent, SHORT_S, must=not isinstance(stage.log, ReceiptLog))
+        if not is_planted:
+            await until(lambda: first.in_flight() == 3, "reading its own again")
+    await stage.until_answered(stage.sent, SHORT_S, must=not is_planted)
     return [first, second]
 
 
 async def test_B99_a_revoked_half_filled_batch_is_answered_once_by_somebody(
-    tmp_path, logs, unique
+    tmp_path, logs_in_modes, unique
 ):
     """What waited is dropped without a commit; its new owner reads it, and executes it when it is stopped."""
-    async with Stage(logs, unique("b99")) as stage:
+    logs, mode = logs_in_modes
+    async with Stage(logs, unique("b99"), mode=mode) as stage:
         workers = await revoked_half_batch(stage, tmp_path)
         check_answers(stage, stage.sent, once=True)
         assert sum(sum(worker.executions) for worker in workers) == 6
@@ -459,10 +470,11 @@ async def test_B99_the_check_finds_a_commit_at_receipt(tmp_path):
             check_answers(stage, stage.sent, once=True)
 
 
-async def test_B100_a_crash_with_a_partial_batch_loses_nothing(tmp_path):
+@both_modes
+async def test_B100_a_crash_with_a_partial_batch_loses_nothing(mode, tmp_path):
     """Three wait when the worker dies; five more fill the batch of the next one."""
     repository = write_model(tmp_path / "models", batch=8, delay_us=FOREVER_US)
-    async with Stage(OneMemoryLog(MemoryLog()), "b100") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b100", mode=mode) as stage:
         async with stage.worker(repository) as first:
             await stage.send(range(3), partition=0)
             await until(lambda: first.in_flight() == 3, "the partial batch")
@@ -475,9 +487,10 @@ async def test_B100_a_crash_with_a_partial_batch_loses_nothing(tmp_path):
         check_answers(stage, stage.sent, once=True)
 
 
-async def test_B103_equal_payloads_without_an_id_have_an_answer_each(tmp_path):
+@both_modes
+async def test_B103_equal_payloads_without_an_id_have_an_answer_each(mode, tmp_path):
     """Nothing is keyed on content."""
-    async with Stage(OneMemoryLog(MemoryLog()), "b103") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b103", mode=mode) as stage:
         async with stage.worker(write_model(tmp_path / "models")) as running:
             (first,) = await stage.send([7], partition=0)
             (record,) = stage.log.records(stage.requests, 0)

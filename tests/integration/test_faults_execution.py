@@ -14,6 +14,7 @@ from fault_kit import (
     OneMemoryLog,
     Running,
     Stage,
+    both_modes,
     check_answers,
     until,
     write_model,
@@ -275,13 +276,14 @@ async def test_a_failure_that_passes_is_no_failure(stage, tmp_path):
     assert not await letters(stage)
 
 
-async def test_B20_a_key_that_always_fails_pins_the_commit_for_its_tries_only(tmp_path):
+@both_modes
+async def test_B20_a_key_that_always_fails_pins_the_commit_for_its_tries_only(mode, tmp_path):
     """Each hundredth of 3,000 fails for good: in flight never exceeds its cap, and the commit catches up."""
     cap = 64
     repository = write_model(
         tmp_path / "models", batch=16, delay_us=0, fail_if=7, fail_as="retriable"
     )
-    async with Stage(OneMemoryLog(MemoryLog()), "b20") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b20", mode=mode) as stage:
         async with stage.worker(
             repository,
             max_partition_span=cap,

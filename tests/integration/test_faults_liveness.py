@@ -24,6 +24,7 @@ from fault_kit import (
     OneMemoryLog,
     Running,
     Stage,
+    both_modes,
     check_answers,
     check_committed,
     until,
@@ -38,7 +39,7 @@ from headrace.schemas.tensor import Tensor
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_source import KafkaSource
-from headrace.streams.log import TopicSpec
+from headrace.streams.log import Mode, TopicSpec
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_source import MemorySource
 from onnx import helper
@@ -115,12 +116,13 @@ def check_calm(stage: Stage, seen: Calm) -> None:
 
 
 @pytest.mark.kafka
+@both_modes
 async def test_B1_records_that_take_longer_than_the_poll_interval_cost_no_rebalance(
-    tmp_path, kafka_properties, unique
+    mode, tmp_path, kafka_properties, unique
 ):
     """``max.poll.interval.ms`` 1 s, 3 s a record, two workers, five records."""
     properties = {**kafka_properties, "max.poll.interval.ms": str(POLL_INTERVAL_MS)}
-    async with Stage(KafkaLogs(properties), unique("b1")) as stage:
+    async with Stage(KafkaLogs(properties), unique("b1"), mode=mode) as stage:
         check_calm(stage, await slow_records(stage, tmp_path, 5))
 
 
@@ -364,18 +366,20 @@ async def join_inside_a_batch(stage: Stage, folder: Path, grace_s: float = 0.3) 
 
 
 @pytest.fixture
-def graceless(logs):
-    """Logs whose revocations wait a moment only."""
+def graceless(logs_in_modes):
+    """Logs whose revocations wait a moment only, with a mode."""
+    logs, mode = logs_in_modes
     if logs.kind == "memory":
-        return OneMemoryLog(MemoryLog(revoke_grace_s=0.3))
-    return logs
+        return OneMemoryLog(MemoryLog(revoke_grace_s=0.3)), mode
+    return logs, mode
 
 
 async def test_B4_a_member_joins_while_another_is_inside_a_batch(tmp_path, graceless, unique):
     """The first one neither crashes nor commits what it lost; every request has an answer, all are equal."""
-    async with Stage(graceless, unique("b4")) as stage:
+    logs, mode = graceless
+    async with Stage(logs, unique("b4"), mode=mode) as stage:
         await join_inside_a_batch(stage, tmp_path)
-        check_answers(stage, stage.sent, once=False)
+        check_answers(stage, stage.sent, once=mode is Mode.EXACTLY_ONCE)
         check_committed(stage, await stage.committed())
 
 
@@ -386,10 +390,11 @@ async def test_B4_the_check_finds_a_commit_of_the_fetch_position(tmp_path):
             await join_inside_a_batch(stage, tmp_path)
 
 
-async def test_B68_a_drain_admits_nothing_more(tmp_path):
+@both_modes
+async def test_B68_a_drain_admits_nothing_more(mode, tmp_path):
     """What was admitted is finished; the backlog behind it is left to the next worker, however fast answers go."""
     repository = write_model(tmp_path / "models", execute_delay_ms=2)
-    async with Stage(OneMemoryLog(MemoryLog()), "b68") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b68", mode=mode) as stage:
         async with stage.worker(repository, max_queued_records=64, max_poll_records=8) as running:
             await stage.send(range(2000))
             await stage.until(lambda: len(stage.answers) > 20, "the first answers")
@@ -553,7 +558,8 @@ def mixed_records(stage: Stage, count: int) -> list[Out]:
 FAILING, REFUSED = -1.0, -2.0
 
 
-async def test_B101_twenty_thousand_requests_of_all_fates_leave_nothing_behind(tmp_path):
+@both_modes
+async def test_B101_twenty_thousand_requests_of_all_fates_leave_nothing_behind(mode, tmp_path):
     """A tenth each raises in its batch, is refused by the model, cannot be decoded, has a wrong shape, names an
     unknown version, is too late, is cancelled, names a bad reply topic; a fifth succeeds."""
     count = 20_000
@@ -567,7 +573,7 @@ async def test_B101_twenty_thousand_requests_of_all_fates_leave_nothing_behind(t
     )
     log = MemoryLog()
     async with (
-        Stage(OneMemoryLog(log), "b101") as stage,
+        Stage(OneMemoryLog(log), "b101", mode=mode) as stage,
         stage.worker(repository) as running,
     ):
         model = running.worker.models["echo"]
@@ -618,7 +624,11 @@ def check_nothing_left(running: Running) -> None:
     for delivery in model.source._deliveries:
         assert not any(delivery._outs.values())
         assert not any(delivery._late.values())
-        assert not len(delivery._committer)
+        if model.mode is Mode.EXACTLY_ONCE:
+            assert not any(delivery._replies.values())
+            assert not delivery._running
+        else:
+            assert not len(delivery._committer)
     gc.collect()
     topics = {
         tp.topic for tp in model.partitions
@@ -628,10 +638,11 @@ def check_nothing_left(running: Running) -> None:
     assert len(alive) <= 64, f"{len(alive)} requests are kept alive, one is {alive[0].record}"
 
 
-async def test_B102_a_topic_full_of_expired_requests_is_answered_at_reading_speed(tmp_path):
+@both_modes
+async def test_B102_a_topic_full_of_expired_requests_is_answered_at_reading_speed(mode, tmp_path):
     """5,000 requests that take 50 ms each, all too late: no execution, and the next good one is served at once."""
     repository = write_model(tmp_path / "models", execute_delay_ms=50)
-    async with Stage(OneMemoryLog(MemoryLog()), "b102") as stage:
+    async with Stage(OneMemoryLog(MemoryLog()), "b102", mode=mode) as stage:
         late = await stage.send(range(5000), headers=[("deadline-ms", b"1000")])
         good = await stage.send([1])
         async with stage.worker(repository) as running:
