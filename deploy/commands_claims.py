@@ -13,12 +13,17 @@ from headrace.deploy.settings import Settings
 from headrace.schemas.errors import ConfigError
 from headrace.streams.claims import Cleaned
 
-app = typer.Typer(help="Look after values that are too large for a record.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
-def _root() -> None:
-    """Look after values that are too large for a record."""
+def claims() -> None:
+    """Look after values that are too large for a record.
+
+    [bold]Examples[/]
+
+      headrace claims cleanup --claim-check-url /var/lib/headrace/claims --dry-run
+    """
 
 
 @app.command()
@@ -55,7 +60,7 @@ def cleanup(
 
 
 async def _clean(settings: Settings, *, dry_run: bool) -> Cleaned:
-    claims = claims_of(settings, 0)
-    if claims is None:
+    store = claims_of(settings, 0)
+    if store is None:
         raise ConfigError("expected the store's URL or folder", field="--claim-check-url")
-    return await claims.clean(dry_run=dry_run)
+    return await store.clean(dry_run=dry_run)

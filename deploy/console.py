@@ -33,13 +33,17 @@ STATE_STYLES = {
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = ""
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str = "",
+    lines: bool = False,
 ) -> None:
     """Print a table; cells are plain text, states get their colour.
 
-    What is too wide is broken, not cut: half a number or a name is none.
+    What is too wide is broken, not cut: half a number or a name is none. ``lines`` keeps rows of several lines apart.
     """
-    table = Table(title=title or None, title_justify="left")
+    table = Table(title=title or None, title_justify="left", show_lines=lines)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -36,23 +36,24 @@ def print_letters(rows: Sequence[LetterRow], total: int) -> None:
         out.print("No dead letter matches.")
         return
     print_table(
-        ("id", "written", "source", "model", "attempts", "bytes", "state", "reason", "error"),
-        [
-            (
-                row.id,
-                time_text(row.written_ms),
-                _source(row.letter),
-                _model(row),
-                row.letter.attempts,
-                "null" if row.value_bytes is None else row.value_bytes,
-                row.state,
-                _plain(row.letter.reason),
-                _error(row.letter),
-            )
-            for row in rows
-        ],
+        ("id", "dead letter", "error"),
+        [(row.id, "\n".join(_facts(row)), "\n".join(_errors(row.letter))) for row in rows],
         title=f"{len(rows)} of {total} dead letters",
+        lines=True,
     )
+
+
+def _facts(row: LetterRow) -> Iterator[str]:
+    """Yield lines, for nine columns leave none of them room in a terminal."""
+    yield f"{time_text(row.written_ms)} {row.state}"
+    yield _source(row.letter)
+    size = "null" if row.value_bytes is None else f"{row.value_bytes} bytes"
+    yield f"{_model(row)}, attempts {row.letter.attempts}, {size}"
+
+
+def _errors(letter: DeadLetter) -> Iterator[str]:
+    yield _plain(letter.reason)
+    yield _error(letter)
 
 
 def print_planned(planned: Sequence[Planned], sent: Collection[object], *, is_dry: bool) -> None:

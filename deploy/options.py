@@ -45,9 +45,19 @@ def with_settings(
 
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by typer
         run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__doc__ = _unbroken(command.__doc__ or "")
         return run
 
     return decorate
+
+
+def _unbroken(text: str) -> str:
+    """Join the lines of each paragraph: typer keeps their breaks, wherever the terminal breaks them itself."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(
+        paragraph if paragraph.startswith(" ") else " ".join(paragraph.split("\n"))
+        for paragraph in paragraphs
+    )
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

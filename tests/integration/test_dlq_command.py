@@ -115,10 +115,11 @@ async def test_letters_are_listed_shown_and_sent_again(request, unique, kind):
         assert page["total"] == 3
         code, table, complaints = await stage.run("list", "--reason", "malformed")
         assert (code, complaints) == (0, "")
-        (row,) = cells(table)
-        assert row[0] == "1/1"
-        assert row[2:8] == [f"{stage.requests}/1/8", "n 1", "1", "7", "pending", "malformed"]
-        assert row[8] == r"X\x1b[31m: bad bytes"
+        (written, source, facts) = cells(table)
+        assert (written[0], written[2]) == ("1/1", "malformed")
+        assert written[1].endswith("Z pending")
+        assert source == ["", f"{stage.requests}/1/8", r"X\x1b[31m: bad bytes"]
+        assert facts == ["", "n 1, attempts 1, 7 bytes", ""]
 
         code, table, _ = await stage.run("redrive", "--model", "m")
         assert code == 0

@@ -22,6 +22,8 @@ COMMANDS = (
     ["dlq", "show"],
     ["dlq", "redrive"],
     ["audit"],
+    ["claims"],
+    ["claims", "cleanup"],
     ["topics"],
 )
 
@@ -165,3 +167,9 @@ def test_a_known_cause_is_found_inside_the_groups_that_tasks_make():
     assert known_failure(ValueError("a bug")) is None
     failure = CommandFailed("so", status=2)
     assert known_failure(failure) is failure
+
+
+def test_paragraphs_of_help_are_broken_by_the_terminal_alone(capsys):
+    """Where the source breaks a line, a narrow terminal would break it again a few words later."""
+    _, out, _ = run(capsys, "audit", "--help")
+    assert "what the models' groups have committed. Joins no group, writes nothing." in out
