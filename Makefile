@@ -81,7 +81,7 @@ wheel: $(STAMP) ## Build the sdist, and the wheel from it, into dist/.
 
 requirements: $(STAMP) ## Compile the pins again, keeping those that still fit (UPGRADE=1 takes the newest).
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	    $(if $(UPGRADE),--upgrade) pyproject.toml --extra demo --group dev -o requirements/dev.txt
+	    $(if $(UPGRADE),--upgrade) pyproject.toml --extra demo --extra s3 --group dev -o requirements/dev.txt
 
 clean: ## Remove what the other targets made, .venv included.
 	rm -rf .venv .typing build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

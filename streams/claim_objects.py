@@ -53,7 +53,7 @@ class Objects(Protocol):
         """
 
     def delete(self, name: str) -> bool:
-        """Remove an object; False if there is none.
+        """Remove an object; False if there is none, and the store tells (S3 does not).
 
         Raises:
             Unavailable: It cannot be removed now.
