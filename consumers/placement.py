@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from typing import TypeAlias
 
 from headrace.schemas.batch import Entry
@@ -45,6 +45,7 @@ class Placement:
         lookup_timeout_s: float = LOOKUP_TIMEOUT_S,
         missing_s: float = MISSING_S,
         refresh_s: float = REFRESH_S,
+        own: Set[str] = frozenset(),
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep the addresses.
@@ -57,7 +58,9 @@ class Placement:
             max_topics: Reply topics to remember, and as many that are missing.
             lookup_timeout_s: Longest time for all look-ups of one block.
             missing_s: How long a failed look-up is remembered.
-            refresh_s: After this time a known topic is looked up again.
+            refresh_s: After this time a known topic is looked up, and one that has refused answers is tried again.
+            own: Topics of the service that clients may name all the same, as gateways do: if they refuse answers, then
+                the service is to be mended, and nobody is told that it was theirs.
             now_s: Monotonic seconds.
         """
         self._results_topic = results_topic
@@ -68,6 +71,7 @@ class Placement:
         self._timeout_s = lookup_timeout_s
         self._missing_s = missing_s
         self._refresh_s = refresh_s
+        self._own = own | {results_topic}
         self._now_s = now_s
         # By topic, the least recently used first: count, or the reason against it, and until when that is believed.
         self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -108,11 +112,13 @@ class Placement:
             if isinstance(count, LogError) and known is not None:
                 self._known[topic] = (known[0], now + self._missing_s)
             elif isinstance(count, LogError):
-                self._refuse(topic, f"could not be looked up: {count.detail}", now)
+                self._refuse(
+                    topic, f"could not be looked up: {count.detail}", now, self._missing_s
+                )
             elif count:
                 self._known[topic] = (count, now + self._refresh_s)
             else:
-                self._refuse(topic, "does not exist", now)
+                self._refuse(topic, "does not exist", now, self._missing_s)
         for remembered in (self._known, self._refused):
             while len(remembered) > max(self._max_topics, len(found)):
                 remembered.popitem(last=False)
@@ -121,8 +127,8 @@ class Placement:
                 del self._refused[topic]
                 raise count
 
-    def _refuse(self, topic: str, why: str, now: float) -> None:
-        self._refused[topic] = (f"reply topic {topic!r} {why}", now + self._missing_s)
+    def _refuse(self, topic: str, why: str, now: float, for_s: float) -> None:
+        self._refused[topic] = (f"reply topic {topic!r} {why}", now + for_s)
 
     async def _look_up(self, topics: Iterable[str]) -> dict[str, Found]:
         """Return what the log says of each topic; what has not come in time is an error that is not retriable."""
@@ -190,7 +196,7 @@ class Placement:
             return None
         known = self._known.get(topic)
         if known is None:
-            detail = self._why_not(topic)
+            detail = self.why_not(topic)
         elif entry.reply_partition >= known[0]:
             detail = (
                 f"reply partition {entry.reply_partition} does not exist, "
@@ -203,7 +209,19 @@ class Placement:
         entry.reply_topic = ""
         return InvalidRequest(detail, reason=Reason.REPLY_TOPIC_REFUSED)
 
-    def _why_not(self, topic: str) -> str:
+    def refuse(self, topic: str, why: str) -> bool:
+        """Refuse a reply topic for ``refresh_s`` whose answers could not be published; False where it is nobody's.
+
+        A request that comes then is refused before it runs. Topics of our own are none that a client is to blame for.
+        """
+        if topic in self._own or self._known.pop(topic, None) is None:
+            return topic in self._refused
+        now = self._now_s()
+        self._refuse(topic, f"refuses answers: {why}", now, self._refresh_s)
+        return True
+
+    def why_not(self, topic: str) -> str:
+        """Return the sentence that says why a reply topic cannot be used."""
         if not self._allowed(topic):
             return f"reply topic {topic!r} is not allowed, expected one that --allow-reply-topics matches"
         refused = self._refused.get(topic)

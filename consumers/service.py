@@ -227,13 +227,13 @@ class Worker:
         topology, settings, clock = self._topology, self._settings, self._clock
         results = topology.results(name)
         mode = require_mode(self._log, model.config, settings.delivery)
-        is_exact = mode is Mode.EXACTLY_ONCE
         placement = Placement(
             results,
             await self._partitions(results),
             allowed=topology.reply_allowed,
             lookup=self._log.partitions,
             max_topics=settings.max_reply_topics,
+            own={topology.replies, topology.dead_letters},
         )
         answering = Answering(
             name,
@@ -245,7 +245,7 @@ class Worker:
             clock=clock,
             count_refused=lambda reason: self._metrics.refused.labels(name, reason.value).inc(),
         )
-        answering.replies = topology.replies if is_exact else ""
+        answering.replies = topology.replies if mode is Mode.EXACTLY_ONCE else ""
         parts = self._sequence_parts(name, model, answering)
         if parts is not None:
             answering.records = parts.sequences.options.record_answers
@@ -265,7 +265,7 @@ class Worker:
             clock=clock,
             sequences=None if parts is None else parts.sequences,
             mode=mode,
-            transactions=self._transaction_metrics.model(name) if is_exact else None,
+            transactions=self._transaction_metrics.model(name) if answering.replies else None,
             rebalanced=self._metrics.rebalance.labels(name).observe,
         )
 

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from headrace.consumers.partition import Partition
+from headrace.consumers.refused_replies import RefusedReplies
 from headrace.consumers.state_store import StateStore
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
@@ -44,6 +45,7 @@ class Settler(ABC):
         on_settled: Callable[[int], None],
         is_pointless: Callable[[], Awaitable[bool]],
         retry_s: float,
+        refused: RefusedReplies,
         store: StateStore[SequenceState] | None = None,
     ) -> None:
         """Keep the parts.
@@ -54,6 +56,7 @@ class Settler(ABC):
             on_settled: Told how many records were settled; called after each settle.
             is_pointless: Asked after a failure: whether the same records can never be published.
             retry_s: How long a failing log is tried again before the membership is given up.
+            refused: What becomes of answers that their reply topics refuse.
             store: Durable state that follows from the answers; None where the model has none.
         """
         self._delivery = delivery
@@ -61,6 +64,7 @@ class Settler(ABC):
         self._on_settled = on_settled
         self._is_pointless = is_pointless
         self._retry_s = retry_s
+        self._refused = refused
         self._store = store
         self._dirty: dict[TP, Partition] = {}
         self._progress = asyncio.Event()
@@ -167,6 +171,7 @@ class AtLeastOnceSettler(Settler):
         on_settled: Callable[[int], None],
         is_pointless: Callable[[], Awaitable[bool]],
         retry_s: float,
+        refused: RefusedReplies,
         store: StateStore[SequenceState] | None = None,
         interval_s: float,
         awaited_interval_s: float,
@@ -174,7 +179,7 @@ class AtLeastOnceSettler(Settler):
         delivers: Callable[[Partition], bool],
         writes_ahead: bool = False,
     ) -> None:
-        """Keep the parts; the first six are `Settler`'s.
+        """Keep the parts; the first seven are `Settler`'s.
 
         Args:
             delivery: As there.
@@ -182,6 +187,7 @@ class AtLeastOnceSettler(Settler):
             on_settled: As there.
             is_pointless: As there.
             retry_s: As there.
+            refused: As there.
             store: As there.
             interval_s: How long answers gather.
             awaited_interval_s: The same where somebody waits for one of them.
@@ -195,6 +201,7 @@ class AtLeastOnceSettler(Settler):
             on_settled=on_settled,
             is_pointless=is_pointless,
             retry_s=retry_s,
+            refused=refused,
             store=store,
         )
         self._interval_s = interval_s
@@ -276,7 +283,11 @@ class AtLeastOnceSettler(Settler):
             self._delivery.put(tp, held, after_ack=True)
 
     async def _failed(self, exc: LogError, dirty: dict[TP, Partition]) -> None:
-        """Try again after a pause: the delivery keeps what it could not publish."""
+        """Try again after a pause, at once where that mends it: the delivery keeps what it could not publish."""
+        if topics := self._refused.note(exc):
+            self._delivery.redirect(topics, self._refused.redirect)
+            self._settle_again(dirty)
+            return
         now = asyncio.get_running_loop().time()
         since = self._failing_since = self._failing_since or now
         if await self._is_pointless():
@@ -285,6 +296,9 @@ class AtLeastOnceSettler(Settler):
             raise exc
         logger.warning("answers cannot be published, trying again: %s", exc.detail)
         await asyncio.sleep(RETRY_PAUSE_S)
+        self._settle_again(dirty)
+
+    def _settle_again(self, dirty: Mapping[TP, Partition]) -> None:
         for tp, part in dirty.items():
             if self._delivers(part):
                 self._dirty.setdefault(tp, part)

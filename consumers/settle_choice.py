@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from headrace.consumers.partition import Partition
+from headrace.consumers.refused_replies import RefusedReplies
 from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.settle import AtLeastOnceSettler, Settler
 from headrace.consumers.settle_transactions import CutBounds, ExactlyOnceSettler, Transactions
@@ -26,6 +27,7 @@ def make_settler(
     on_settled: Callable[[int], None],
     is_pointless: Callable[[], Awaitable[bool]],
     delivers: Callable[[Partition], bool],
+    refused: RefusedReplies,
     store: StateStore[SequenceState] | None,
     writes_ahead: bool,
     transactions: Transactions | None,
@@ -40,6 +42,7 @@ def make_settler(
         on_settled: See `Settler`.
         is_pointless: See `Settler`.
         delivers: See `AtLeastOnceSettler`.
+        refused: See `Settler`.
         store: See `Settler`.
         writes_ahead: See `AtLeastOnceSettler`.
         transactions: See `ExactlyOnceSettler`.
@@ -51,6 +54,7 @@ def make_settler(
             on_settled=on_settled,
             is_pointless=is_pointless,
             retry_s=settings.settle_retry_s,
+            refused=refused,
             store=store,
             bounds=CutBounds(
                 settings.transaction_interval_s,
@@ -65,6 +69,7 @@ def make_settler(
         on_settled=on_settled,
         is_pointless=is_pointless,
         retry_s=settings.settle_retry_s,
+        refused=refused,
         store=store,
         interval_s=settings.settle_interval_s,
         awaited_interval_s=settings.settle_awaited_interval_s,

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.consumers.partition import Partition
+from headrace.consumers.refused_replies import RefusedReplies
 from headrace.consumers.settle import NO_STATES, Settler
 from headrace.consumers.state_store import StateStore
 from headrace.schemas.errors import LogError
@@ -56,11 +57,12 @@ class ExactlyOnceSettler(Settler):
         on_settled: Callable[[int], None],
         is_pointless: Callable[[], Awaitable[bool]],
         retry_s: float,
+        refused: RefusedReplies,
         store: StateStore[SequenceState] | None = None,
         bounds: CutBounds,
         transactions: Transactions | None = None,
     ) -> None:
-        """Keep the parts; the first six are `Settler`'s.
+        """Keep the parts; the first seven are `Settler`'s.
 
         Args:
             delivery: As there.
@@ -68,6 +70,7 @@ class ExactlyOnceSettler(Settler):
             on_settled: As there.
             is_pointless: As there.
             retry_s: As there.
+            refused: As there.
             store: As there.
             bounds: When a cut is made.
             transactions: Who counts, if somebody shall.
@@ -78,6 +81,7 @@ class ExactlyOnceSettler(Settler):
             on_settled=on_settled,
             is_pointless=is_pointless,
             retry_s=retry_s,
+            refused=refused,
             store=store,
         )
         self._bounds = bounds
@@ -197,6 +201,11 @@ class ExactlyOnceSettler(Settler):
             outcomes = await self._delivery.settle({tp: position})
         except LogError as exc:
             self._count(Outcome.ABORTED, loop.time() - begun)
+            if self._refused.note(exc):
+                # Run again, its requests are refused before they run: what followed from them is undone with the rest.
+                self._on_lost(part, Outcome.ABORTED)
+                self._progress.set()
+                return
             if await self._is_pointless():
                 raise LogError(exc.detail, retriable=True) from exc
             raise

@@ -74,7 +74,7 @@ class StoreCounts:
 
 
 class StateStore(Generic[S]):
-    """The states of one kind of all input partitions of a model; a `headrace.streams.log.Cover`.
+    """The states of one kind of all input partitions of a model; a `headrace.streams.cover.Cover`.
 
     One settle of a partition at a time, and one commit of it, which may run beside a settle.
 

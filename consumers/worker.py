@@ -26,6 +26,7 @@ from headrace.consumers.model_sequences import ModelSequences
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.progress import Watch
+from headrace.consumers.refused_replies import RefusedReplies
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.consumers.settle_choice import make_settler
@@ -202,6 +203,7 @@ class ModelWorker:
             on_settled=self._settled,
             is_pointless=self._is_pointless,
             delivers=lambda part: self.partitions.get(part.tp) is part,
+            refused=RefusedReplies(self._placement),
             store=store,
             writes_ahead=keeper is not None and keeper.options.record_answers,
             transactions=self._transactions,

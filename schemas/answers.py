@@ -15,9 +15,21 @@ from headrace.schemas import avro
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.codec import encode_error_value, encode_response
 from headrace.schemas.errors import InferError, WrongOutput
+from headrace.schemas.headers import find_header
 from headrace.schemas.infer import InferResponse, Parameters
-from headrace.schemas.record import AVRO, BINARY, HEADER_LENGTH, JSON, Header, Headers
-from headrace.schemas.result_headers import ResultHeaders, decoupled_headers
+from headrace.schemas.record import (
+    AVRO,
+    BINARY,
+    CONTENT_TYPE,
+    HEADER_LENGTH,
+    ID,
+    JSON,
+    MODEL_NAME,
+    MODEL_VERSION,
+    Header,
+    Headers,
+)
+from headrace.schemas.result_headers import ResultHeaders, decoupled_headers, error_headers
 from headrace.schemas.signature import Signature, TensorSpec
 from headrace.schemas.split import split_output
 from headrace.schemas.tensor import Shape, Tensor
@@ -182,6 +194,21 @@ def encode_error(
     found = encode_error_value(entry.id, (model_name, model_version), error, content_type)
     headers = _result_headers(model_name, model_version)
     return found.value, headers.error(entry, found.content_type, error)
+
+
+def answer_instead(headers: Headers, error: InferError) -> tuple[bytes, Headers]:
+    """Encode the error that stands in place of an answer which is encoded already and cannot be delivered.
+
+    Args:
+        headers: The answer's, as `ResponseEncoder` or `encode_error` made them.
+        error: Why.
+    """
+    id_, name, version, content_type = (
+        (find_header(headers, header) or b"").decode()
+        for header in (ID, MODEL_NAME, MODEL_VERSION, CONTENT_TYPE)
+    )
+    found = encode_error_value(id_, (name, version), error, content_type)
+    return found.value, error_headers(headers, found.content_type, error)
 
 
 @lru_cache(maxsize=256)

@@ -234,10 +234,16 @@ class ConfigError(Exception):
 
 
 class LogError(Exception):
-    """The transport failed. ``retriable``: try again (timeout, leader moved); else fatal (auth, fenced)."""
+    """The transport failed. ``retriable``: try again (timeout, leader moved); else fatal (auth, fenced).
 
-    def __init__(self, detail: str, *, retriable: bool) -> None:
-        """Keep the sentence and whether to try again."""
+    ``topics`` are those that refuse for good what was to be published to them, where that is the reason.
+    """
+
+    def __init__(
+        self, detail: str, *, retriable: bool, topics: frozenset[str] = frozenset()
+    ) -> None:
+        """Keep the sentence, whether to try again, and who refuses."""
         super().__init__(detail)
         self.detail = detail
         self.retriable = retriable
+        self.topics = topics

@@ -8,9 +8,11 @@ from headrace.schemas.batch import Entry
 from headrace.schemas.errors import Code, InferError
 from headrace.schemas.record import (
     ATTEMPT,
+    CLAIM_CHECK,
     CONTENT_TYPE,
     CONTENT_TYPES,
     FINAL,
+    HEADER_LENGTH,
     ID,
     MODEL_NAME,
     MODEL_VERSION,
@@ -22,8 +24,11 @@ from headrace.schemas.record import (
     Header,
 )
 
-_ATTEMPT = 4
-"""Place of the attempt among the constant headers."""
+_STATUS, _ATTEMPT = 3, 4
+"""Their places among the constant headers."""
+
+_OF_A_RESULT = (REASON, HEADER_LENGTH, CLAIM_CHECK)
+"""Headers that speak of the value that an answer had."""
 
 
 class ResultHeaders:
@@ -81,8 +86,17 @@ class ResultHeaders:
     def error(self, entry: Entry, content_type: str, error: InferError) -> list[Header]:
         """Return the headers of an error: as a result's, with the code as status, and the reason word."""
         headers = self.ok(entry, content_type, ((REASON, error.reason.encode()),))
-        headers[3] = (STATUS, error.code.encode())
+        headers[_STATUS] = (STATUS, error.code.encode())
         return headers
+
+
+def error_headers(answer: Sequence[Header], content_type: str, error: InferError) -> list[Header]:
+    """Return the headers of an answer that becomes this error after all; ``content_type`` is the error's."""
+    kept = [header for header in answer if header[0] not in _OF_A_RESULT]
+    kept[0] = (CONTENT_TYPE, content_type.encode())
+    kept[_STATUS] = (STATUS, error.code.encode())
+    kept.append((REASON, error.reason.encode()))
+    return kept
 
 
 def decoupled_headers(response_index: int, *, final: bool) -> tuple[Header, ...]:

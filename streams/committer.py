@@ -16,7 +16,8 @@ from typing import Protocol
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
-from headrace.streams.log import Cover, Outcome, Position
+from headrace.streams.cover import Cover
+from headrace.streams.log import Outcome, Position
 
 ROUND_BYTES = 512 * 1024
 """Snapshots are published in rounds of this many bytes of values, or one chunk: what the loop encodes and packs

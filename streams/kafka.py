@@ -15,6 +15,7 @@ from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError, UnsupportedSaslMechanismError
 from headrace.schemas.errors import ConfigError, LogError
 from headrace.schemas.record import TP
+from headrace.streams.cover import Cover
 from headrace.streams.kafka_admin import KafkaAdmin
 from headrace.streams.kafka_client import EMBEDDED_CLUSTER, hush, translated
 from headrace.streams.kafka_delivery import KafkaDelivery
@@ -29,7 +30,6 @@ from headrace.streams.kafka_transaction import (
     why_no_transactions,
 )
 from headrace.streams.log import (
-    Cover,
     Delivery,
     Feature,
     Mode,

@@ -21,7 +21,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
-from headrace.streams.kafka_rights import ABOUT, NOBODY, Needs
+from headrace.streams.kafka_rights import ABOUT, NOBODY, Needs, named_by
 
 T = TypeVar("T")
 
@@ -34,6 +34,19 @@ FATAL = (
     kafka_errors.SaslAuthenticationFailed,
     kafka_errors.UnsupportedSaslMechanismError,
     *ABOUT,
+)
+
+
+# What a topic answers to records that it will not take tomorrow, either. Among the errors that aiokafka does not know
+# is INVALID_RECORD: a compacted topic takes no record without a key.
+REFUSALS = (
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.InvalidTopicError,
+    kafka_errors.MessageSizeTooLargeError,
+    kafka_errors.RecordListTooLargeError,
+    kafka_errors.PolicyViolationError,
+    kafka_errors.UnsupportedForMessageFormatError,
+    kafka_errors.UnknownError,
 )
 
 
@@ -57,6 +70,17 @@ def translated(exc: BaseException, doing: str, needs: Needs = NOBODY) -> LogErro
     said = text if name in text else f"{name}: {text}" if text else name
     retriable = bool(getattr(exc, "retriable", False)) or isinstance(exc, OSError | TimeoutError)
     return LogError(f"{doing} failed: {said}", retriable=retriable and not isinstance(exc, FATAL))
+
+
+def refusing(exc: BaseException, topic: str) -> frozenset[str]:
+    """Return the topics that refuse for good what was to be published to this one; none where it is another reason.
+
+    In a transaction one topic's refusal is what fails the others' records.
+    """
+    if not isinstance(exc, REFUSALS):
+        return frozenset()
+    is_named = isinstance(exc, kafka_errors.TopicAuthorizationFailedError)
+    return frozenset(named_by(exc) if is_named else ()) or frozenset({topic})
 
 
 async def bounded(

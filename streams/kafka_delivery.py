@@ -8,15 +8,17 @@ in between costs answers a second time, never an answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.streams.committer import Committer
-from headrace.streams.kafka_producer import KafkaProducer
+from headrace.streams.cover import Cover
+from headrace.streams.delivery_buffers import redirect
+from headrace.streams.kafka_producer import KafkaProducer, TargetBatch
 from headrace.streams.kafka_source import KafkaSource
-from headrace.streams.log import Cover, Outcome, Position
+from headrace.streams.log import Outcome, Position
 
 
 class KafkaDelivery:
@@ -74,6 +76,10 @@ class KafkaDelivery:
         else:
             found.extend(outs)
 
+    def redirect(self, topics: Set[str], change: Callable[[Out], None]) -> None:
+        """Change what is buffered for these topics."""
+        redirect((self._outs, self._late), topics, change)
+
     async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
         """Publish what is buffered for these owners and take over their positions for the next commit."""
         committer = self._committer
@@ -119,6 +125,8 @@ class KafkaDelivery:
         acknowledged: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         taken: dict[TP, list[Out]] = {}
         late: dict[TP, list[Out]] = {}
+        batches: list[TargetBatch] = []
+        futures: list[asyncio.Future[object]] = []
         try:
             async with AsyncExitStack() as turns:
                 for owner in owners:  # sorted, so that two settles cannot wait for each other
@@ -133,16 +141,20 @@ class KafkaDelivery:
                 late_batches = await self._producer.batches(_flat(late))
                 futures = await self._producer.send(batches)
             await self._producer.acknowledged(batches, futures)
+            taken = {}
             if late_batches:
+                batches, futures = late_batches, []
                 futures = await self._producer.send(late_batches)
                 await self._producer.acknowledged(late_batches, futures)
+                late = {}
             if not all([await settled for settled in earlier]):
-                taken = late = {}  # these are out; the earlier settle has put its own back
+                # These are out; the earlier settle has put its own back.
                 raise LogError("an earlier settle of the same partitions failed", retriable=True)  # noqa: TRY301  # one way out
             acknowledged.set_result(True)
         except BaseException:
-            _put_back(self._outs, taken)
-            _put_back(self._late, late)
+            out = _acknowledged(batches, futures)
+            _put_back(self._outs, taken, out)
+            _put_back(self._late, late, frozenset() if taken else out)
             if not acknowledged.done():
                 acknowledged.set_result(False)
             raise
@@ -158,9 +170,31 @@ def _take(buffer: dict[TP, list[Out]], owners: Iterable[TP]) -> dict[TP, list[Ou
     return {owner: buffer.pop(owner) for owner in owners if owner in buffer}
 
 
-def _put_back(buffer: dict[TP, list[Out]], taken: Mapping[TP, list[Out]]) -> None:
+def _put_back(
+    buffer: dict[TP, list[Out]], taken: Mapping[TP, list[Out]], acknowledged: Set[tuple[str, int]]
+) -> None:
+    """Publish again what is not out: one topic that refuses its records must not repeat the others' answers."""
     for owner, outs in taken.items():
-        buffer[owner] = outs + buffer.get(owner, [])
+        left = [out for out in outs if (out.topic, out.partition) not in acknowledged]
+        buffer[owner] = left + buffer.get(owner, [])
+
+
+def _acknowledged(
+    batches: Sequence[TargetBatch], futures: Sequence[asyncio.Future[object]]
+) -> Set[tuple[str, int]]:
+    """Return topic and partition of which every batch is out."""
+    done: set[tuple[str, int]] = set()
+    left: set[tuple[str, int]] = set()
+    for place, (topic, partition, _) in enumerate(batches):
+        future = futures[place] if place < len(futures) else None
+        is_out = (
+            future is not None
+            and future.done()
+            and not future.cancelled()
+            and future.exception() is None
+        )
+        (done if is_out else left).add((topic, partition))
+    return done - left
 
 
 def _flat(taken: Mapping[TP, list[Out]]) -> list[Out]:

@@ -17,7 +17,7 @@ from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFail
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import Out
-from headrace.streams.kafka_client import bounded, never_create, translated
+from headrace.streams.kafka_client import bounded, never_create, refusing, translated
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.kafka_rights import Operation, Resource, Right
 
@@ -236,7 +236,7 @@ class KafkaProducer:
                 raise self._refused(TopicAuthorizationFailedError(topic), topic, partition)
             await asyncio.sleep(0.05)
         what = f"partition {partition} of topic {topic}" if known else f"topic {topic}"
-        raise LogError(f"{what} does not exist", retriable=False)
+        raise LogError(f"{what} does not exist", retriable=False, topics=frozenset({topic}))
 
     def kill(self) -> None:
         """Send nothing more, as if the process were gone; `close` follows."""
@@ -258,7 +258,8 @@ class KafkaProducer:
 
     def _refused(self, exc: BaseException, topic: str, partition: int) -> LogError:
         needs = self._settings.needs(Right(Operation.WRITE, Resource.TOPIC, topic))
-        return translated(exc, f"publishing to {topic}/{partition}", needs)
+        said = translated(exc, f"publishing to {topic}/{partition}", needs)
+        return LogError(said.detail, retriable=said.retriable, topics=refusing(exc, topic))
 
     def running(self) -> AIOKafkaProducer:
         """Return aiokafka's producer; `LogError` unless it is started and not closed."""

@@ -88,7 +88,7 @@ class Needs:
             cause = cause.__cause__
         if cause is None:
             return ""
-        resource, names = ABOUT[type(cause)], _names(cause)
+        resource, names = ABOUT[type(cause)], named_by(cause)
         known = [right for right in self.rights if right.resource is resource]
         if resource is Resource.TOPIC and names:
             known = [right for right in known if right.name in names]
@@ -119,7 +119,7 @@ NOBODY = Needs("", ())
 """Of whom nothing is known."""
 
 
-def _names(exc: BaseException) -> set[str]:
+def named_by(exc: BaseException) -> set[str]:
     """Return what an error names: aiokafka gives it a topic, a set of them, a group, or nothing."""
     found = exc.args[0] if exc.args else ()
     return {found} if isinstance(found, str) else {str(name) for name in found or ()}

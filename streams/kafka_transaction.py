@@ -20,7 +20,7 @@ from aiokafka.producer.transaction_manager import TransactionManager, Transactio
 from aiokafka.structs import OffsetAndMetadata
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
-from headrace.streams.kafka_client import FATAL, translated
+from headrace.streams.kafka_client import FATAL, refusing, translated
 from headrace.streams.kafka_producer import KafkaProducer
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.kafka_rights import Operation, Resource, Right, topics_rights
@@ -188,7 +188,8 @@ class KafkaTransactionalProducer:
         doing = f"the transaction of {self._id}: {doing}"
         said = translated(exc if is_named else root, doing, self._needs)
         # Whatever else there is, such as a transaction that the broker does not know, is gone with this producer.
-        return LogError(said.detail, retriable=not lasts)
+        topics = exc.topics if isinstance(exc, LogError) else refusing(root, "") - {""}
+        return LogError(said.detail, retriable=not lasts, topics=topics)
 
     def _raise_if_broken(self) -> None:
         """Raise what has ended this producer: aiokafka would fail an assertion."""

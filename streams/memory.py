@@ -14,8 +14,8 @@ from typing import Self
 
 from headrace.schemas.errors import ConfigError, LogError
 from headrace.schemas.record import TP, Out
+from headrace.streams.cover import Cover
 from headrace.streams.log import (
-    Cover,
     Delivery,
     Feature,
     Mode,
@@ -179,7 +179,11 @@ class MemoryLog:
         """Return a partition's records; `LogError` where it does not exist."""
         store = self.partition(tp)
         if store is None:
-            raise LogError(f"{tp.topic}/{tp.partition} does not exist", retriable=False)
+            raise LogError(
+                f"{tp.topic}/{tp.partition} does not exist",
+                retriable=False,
+                topics=frozenset({tp.topic}),
+            )
         return store
 
     def wake(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Self
 
 from headrace.schemas.record import TP, Out
 from headrace.streams.committer import Committer
-from headrace.streams.log import Cover, Outcome, Position
+from headrace.streams.cover import Cover
+from headrace.streams.delivery_buffers import redirect
+from headrace.streams.log import Outcome, Position
 from headrace.streams.memory_source import MemorySource
 
 if TYPE_CHECKING:
@@ -58,6 +60,10 @@ class MemoryDelivery:
         """Buffer."""
         del after_commit  # at least once it is an answer like the others
         (self._late if after_ack else self._outs).setdefault(owner, []).extend(outs)
+
+    def redirect(self, topics: Set[str], change: Callable[[Out], None]) -> None:
+        """Change what is buffered for these topics."""
+        redirect((self._outs, self._late), topics, change)
 
     async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
         """Publish in order of the owners, then take over their positions for the next commit."""

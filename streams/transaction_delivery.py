@@ -18,7 +18,9 @@ from typing import Any, Protocol, TypeAlias
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
-from headrace.streams.log import Cover, Outcome, Position
+from headrace.streams.cover import Cover
+from headrace.streams.delivery_buffers import redirect
+from headrace.streams.log import Outcome, Position
 from headrace.streams.transaction import Cut, Owner, ProducerFenced, TransactionalProducer
 
 logger = logging.getLogger("headrace.streams")
@@ -159,6 +161,10 @@ class TransactionalDelivery:
         assert not (after_ack and after_commit), "it is either in the transaction or behind it"
         buffer = self._replies if after_commit else self._late if after_ack else self._outs
         buffer.setdefault(owner, []).extend(outs)
+
+    def redirect(self, topics: Set[str], change: Callable[[Out], None]) -> None:
+        """Change what is buffered for these topics."""
+        redirect((self._outs, self._late), topics, change)
 
     async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
         """Take a cut of each owner and commit it in a transaction."""

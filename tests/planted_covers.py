@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from headrace.schemas.record import TP
 from headrace.streams.committer import Committer
-from headrace.streams.log import Cover, Position
+from headrace.streams.cover import Cover
+from headrace.streams.log import Position
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_delivery import MemoryDelivery
 from headrace.streams.memory_source import MemorySource

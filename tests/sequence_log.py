@@ -15,7 +15,8 @@ from headrace.schemas.infer import SequenceId
 from headrace.schemas.record import REASON, REPLY_TOPIC, TP, Out
 from headrace.schemas.sequence import Flag, SequenceState, sequence_key
 from headrace.schemas.snapshot import SequenceCodec, StateKind, split_state_key, unpack_snapshot
-from headrace.streams.log import Cover, Delivery, Mode, Position, Rebalance, Source
+from headrace.streams.cover import Cover
+from headrace.streams.log import Delivery, Mode, Position, Rebalance, Source
 from headrace.streams.memory import MemoryRecord
 from headrace.streams.memory_delivery import MemoryDelivery
 from headrace.streams.memory_group import MemoryGroup

@@ -15,8 +15,8 @@ from guarded_kit import acls, guarded_broker
 from headrace.consumers.service import Worker
 from headrace.consumers.settings import WorkerSettings
 from headrace.deploy.serving import free_ports
-from headrace.schemas.codec import encode_request
-from headrace.schemas.errors import LogError
+from headrace.schemas.codec import decode_response, encode_request
+from headrace.schemas.errors import InvalidRequest, LogError
 from headrace.schemas.headers import RequestOptions
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import AVRO, TP, Out
@@ -26,7 +26,7 @@ from headrace.streams.http import HttpServer, HttpSettings
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_rights import Operation, Resource
 from headrace.streams.kafka_transaction import KafkaTransactionalProducer, transactional_id
-from headrace.streams.log import EARLIEST, Position, Span, TopicSpec
+from headrace.streams.log import EARLIEST, Mode, Position, Span, TopicSpec
 from headrace.streams.topology import Topology
 from log_kit import Worker as Member
 from service_kit import loaded, until, working, write_models
@@ -482,3 +482,59 @@ async def until_listening(port, process, log):
                 writer.close()
                 await writer.wait_closed()
                 return
+
+
+async def answers(log, topology, count):
+    """Return the first answers on the results topic as source → headers, in the committed view; each comes once."""
+    found = {}
+    spans = {TP(topology.results("echo"), 0): Span(EARLIEST)}
+    async with asyncio.timeout(PATIENCE_S), log.reader(spans, committed=True) as reader:
+        while len(found) < count:
+            for block in await reader.poll(100, 0.5):
+                for record in block.records:
+                    headers = dict(record.headers)
+                    assert headers["source"] not in found
+                    found[headers["source"]] = headers | {"value": record.value}
+    return found
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_B58_a_reply_topic_that_may_not_be_written_is_its_own_requests_error_only(
+    world, topology, tmp_path, mode
+):
+    """Nobody else's answer waits or comes twice; the error names topic and right, and no partition changes hands."""
+    rights, ruler, bob = world
+    theirs = f"{topology.prefix}.theirs"
+    await ruler.ensure([TopicSpec(theirs, 1)])
+    await rights.deny("bob", WRITE, TOPIC, theirs)
+    await rights.allow(
+        "bob", "All", Resource.TRANSACTIONAL_ID, topology.group("echo"), prefix=True
+    )
+    requests = topology.requests("echo")
+    tensor = Tensor("INPUT0", "FP32", (1, 2), bytes(8))
+    value, headers = encode_request(InferRequest((tensor,), id="i"), AVRO, RequestOptions())
+    mine = [*headers, ("reply-topic", theirs.encode())]
+
+    async def ask(*which):
+        async with ruler.publisher() as publisher:
+            await publisher.publish([Out(requests, 0, None, value, found) for found in which])
+
+    async with worker_of(bob, topology, tmp_path, delivery=mode) as service:
+        model = service.worker.models["echo"]
+        rebalances = model.assignment.rebalances
+        await ask(headers, headers, mine, headers)
+        await answers(ruler, topology, 4)
+        await ask(mine, headers)  # it is remembered
+        found = await answers(ruler, topology, 6)
+        assert (model.assignment.rebalances, service.worker.troubles()) == (rebalances, [])
+        statuses = [found[f"{requests}/0/{offset}".encode()] for offset in range(6)]
+        assert [headers["status"] for headers in statuses] == [
+            *(b"OK", b"OK", b"INVALID_ARG", b"OK", b"INVALID_ARG", b"OK")
+        ]
+        for offset in (2, 4):
+            refused = statuses[offset]
+            assert (refused["reason"], refused["id"]) == (b"reply_topic_refused", b"i")
+            with pytest.raises(InvalidRequest) as error:
+                decode_response(refused["value"], list(refused.items()))
+            assert f"reply topic '{theirs}' refuses answers" in error.value.detail
+            assert f"User:bob needs Write on Topic {theirs}" in error.value.detail

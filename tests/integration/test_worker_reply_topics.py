@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 from headrace.consumers.service import Worker
 from headrace.consumers.settings import WorkerSettings
 from headrace.repository.repository import Repository
@@ -13,7 +14,7 @@ from headrace.schemas.codec import encode_request
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import Out
 from headrace.schemas.tensor import Tensor
-from headrace.streams.log import TopicSpec
+from headrace.streams.log import Mode, TopicSpec
 from headrace.streams.memory import MemoryLog
 from headrace.streams.topology import Topology
 from service_parts import ECHO
@@ -26,16 +27,19 @@ class Refilling(MemoryLog):
 
     doomed = ""
 
-    async def produce(self, outs) -> None:
+    def write(self, outs, transaction=None) -> None:
         """Delete first."""
         if self.doomed and any(out.topic == self.doomed for out in outs):
             doomed, self.doomed = self.doomed, ""
             self.delete(doomed)
-        await super().produce(outs)
+        super().write(outs, transaction)
 
 
-async def test_a_vanished_reply_topic_does_not_stop_the_partition(tmp_path: Path) -> None:
-    """The record is addressed anew after a new join: a typed error in the results topic, and the next one is served."""
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_vanished_reply_topic_does_not_stop_the_partition(
+    tmp_path: Path, mode: Mode
+) -> None:
+    """A typed error in the results topic, once, and the next one is served; the membership is the same."""
     (tmp_path / "echo" / "1").mkdir(parents=True)
     (tmp_path / "echo" / "config.pbtxt").write_text(ECHO)
     repository = Repository([tmp_path])
@@ -48,7 +52,7 @@ async def test_a_vanished_reply_topic_does_not_stop_the_partition(tmp_path: Path
     )
     async with log:
         await log.ensure([TopicSpec("h.mine", 1)])
-        async with Worker(log, repository, TOPOLOGY, WorkerSettings("w")) as worker:
+        async with Worker(log, repository, TOPOLOGY, WorkerSettings("w", delivery=mode)) as worker:
             running = asyncio.create_task(worker.run(stop))
             requests = TOPOLOGY.requests("echo")
             log.append([Out(requests, 0, None, value, [*headers, ("reply-topic", b"h.mine")])])
@@ -56,8 +60,10 @@ async def test_a_vanished_reply_topic_does_not_stop_the_partition(tmp_path: Path
             async with asyncio.timeout(20):
                 while len(found := log.records(TOPOLOGY.results("echo"), 0)) < 2:
                     await log.changed.wait()
+            assert worker.models["echo"].assignment.rebalances == 1
             stop.set()
             await running
+            assert len(log.records(TOPOLOGY.results("echo"), 0)) == 2
     repository.close()
     by_source = {dict(r.headers)["source"]: dict(r.headers) for r in found}
     assert by_source[b"h.echo.requests/0/0"]["reason"] == b"reply_topic_refused"

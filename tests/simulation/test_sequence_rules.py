@@ -17,7 +17,8 @@ from headrace.consumers.partition import Partition
 from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.snapshot import read_head
-from headrace.streams.log import Cover, Position, Reader, Span
+from headrace.streams.cover import Cover
+from headrace.streams.log import Position, Reader, Span
 from headrace.streams.memory import MemoryRecord
 from headrace.streams.memory_source import MemorySource
 from sequence_log import LaggingSource, SequenceLog

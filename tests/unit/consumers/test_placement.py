@@ -245,3 +245,25 @@ async def test_forgotten_reply_topics_are_looked_up_again() -> None:
     await place.learn(["ok1"])
     place.forget()
     assert place.unknown([entry_for("ok1")]) == {"ok1"}
+
+
+async def test_a_topic_that_refuses_answers_is_tried_again_after_a_while() -> None:
+    """Meanwhile its requests are refused without a look-up; one that nobody has named is not to blame."""
+    topics, now = Topics(ok=2, replies=2), Seconds()
+    place = placement(topics, now_s=now, own={"replies"})
+    await place.learn(["ok", "replies"])
+    assert not place.refuse("unheard-of", "no right")
+    assert not place.refuse("replies", "no right")
+    assert not place.refuse("results", "no right")
+    assert place.refuse("ok", "no right")
+    assert place.refuse("ok", "no right"), "what was on its way is the same topic's"
+    entry = entry_for("ok")
+    assert place.unknown([entry]) == set()
+    error = place.resolve(entry)
+    assert error.reason is Reason.REPLY_TOPIC_REFUSED
+    assert error.detail == "reply topic 'ok' refuses answers: no right"
+    now.at += REFRESH_S
+    entry = entry_for("ok")
+    assert place.unknown([entry]) == {"ok"}
+    await place.learn(["ok"])
+    assert place.resolve(entry) is None

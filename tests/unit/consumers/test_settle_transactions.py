@@ -10,6 +10,8 @@ from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.observe_transactions import TransactionMetrics
 from headrace.consumers.partition import Partition
 from headrace.consumers.pauses import CALM_S, Pauses
+from headrace.consumers.placement import Placement
+from headrace.consumers.refused_replies import RefusedReplies
 from headrace.consumers.settle_transactions import CutBounds, ExactlyOnceSettler
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
@@ -50,6 +52,12 @@ class Cuts:
         return {tp: outcome}
 
 
+async def two_partitions(topic: str) -> int:
+    """Be the look-up of reply topics."""
+    assert topic
+    return 2
+
+
 class Scene:
     """A settler with two partitions."""
 
@@ -58,6 +66,7 @@ class Scene:
         self.lost: list[tuple[TP, Outcome]] = []
         self.is_pointless = False
         self.registry = CollectorRegistry()
+        self.placement = Placement("r", 1, allowed=bool, lookup=two_partitions, max_topics=10)
         self.parts = {tp: self._part(tp) for tp in (A, B)}
         self.settler = ExactlyOnceSettler(
             self.cuts,  # type: ignore[arg-type]  # as much of a delivery as is used
@@ -65,6 +74,7 @@ class Scene:
             on_settled=lambda count: None,
             is_pointless=self._asked,
             retry_s=60.0,
+            refused=RefusedReplies(self.placement),
             bounds=CutBounds(INTERVAL_S, records, 1_000_000),
             transactions=TransactionMetrics(self.registry).model("m"),
         )
@@ -247,6 +257,25 @@ def test_P11_what_no_later_try_can_mend_ends_the_membership():
     assert "not authorised" in str(ended.value.exceptions[0])
     scene.settler.hurry()
     assert len(scene.cuts.seen) == 1
+
+
+def test_what_a_reply_topic_refuses_is_run_again_and_the_membership_goes_on():
+    """The topic that a client named, and no other: then its requests are refused before they run."""
+
+    async def act(scene: Scene) -> None:
+        await scene.placement.learn(["theirs"])
+        scene.cuts.outcomes = [
+            LogError("no right", retriable=False, topics=frozenset({"theirs", "unheard-of"}))
+        ]
+        scene.answer(A, 0, awaited=True)
+        await asyncio.sleep(1.0)
+        assert scene.lost == [(A, Outcome.ABORTED)]
+        assert "'theirs' refuses answers: no right" in scene.placement.why_not("theirs")
+        scene.answer(B, 0, awaited=True)
+        await asyncio.sleep(1.0)
+        assert [tp for _, tp, _ in scene.cuts.seen] == [A, B]
+
+    play(act)
 
 
 def test_P6_who_is_fenced_waits_before_it_takes_its_id_back_and_longer_each_time():

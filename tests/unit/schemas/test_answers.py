@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from headrace.schemas import errors
-from headrace.schemas.answers import ResponseEncoder, _heads, encode_error
+from headrace.schemas.answers import ResponseEncoder, _heads, answer_instead, encode_error
 from headrace.schemas.batch import Responses
 from headrace.schemas.codec import MAX_DETAIL, decode_response, error_of
 from headrace.schemas.errors import (
@@ -273,6 +273,23 @@ def test_R4_an_error_is_raised_again_at_the_client_as_what_it_was(kind, content_
     assert type(caught.value) is kind or kind is InferError
     assert (caught.value.code, caught.value.reason) == (kind.code, kind.reason)
     assert caught.value.retriable == kind.retriable
+
+
+@pytest.mark.parametrize("content_type", CONTENT_TYPES)
+@pytest.mark.parametrize("is_error", [False, True])
+def test_an_answer_that_cannot_be_delivered_becomes_the_error_that_says_so(content_type, is_error):
+    """It says whose it is as before, and nothing of the value that it had."""
+    one = entry(content_type=content_type, id="r", correlation=(("x-own", b"1"),))
+    ((_, _, headers),) = encode(ONE, {"y": np.zeros((1, 2), np.float32)}, one)
+    if is_error:
+        _, headers = encode_error(one, QueueFull("full"), ONE.model_name, str(ONE.version))
+    error = InvalidRequest("nobody takes it", reason=Reason.REPLY_TOPIC_REFUSED)
+    expected, named = encode_error(one, error, ONE.model_name, str(ONE.version))
+    value, found = answer_instead([*headers, ("claim-check", b"{}")], error)
+    assert value == expected
+    assert sorted(found) == sorted(named)
+    with pytest.raises(InvalidRequest, match="nobody takes it"):
+        decode_response(value, found)
 
 
 @pytest.mark.parametrize("reason", Reason)
