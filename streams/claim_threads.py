@@ -69,8 +69,12 @@ class Threads:
             except RuntimeError:
                 return  # the loop has ended: nobody waits
 
+        try:
+            threading.Thread(target=run, name="claims", daemon=True).start()
+        except RuntimeError as exc:  # the process may have no more of them
+            self._release()
+            raise Overdue(f"no thread can be had for it: {exc}") from exc
         call.timer = loop.call_later(self._timeout_s, self._give_up, call)
-        threading.Thread(target=run, name="claims", daemon=True).start()
         return await call.future
 
     async def _turn(self) -> None:

@@ -45,6 +45,9 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 """Pauses before a failed call is tried again, doubling from the first to the longest."""
 
+MAX_FAILURES = 10
+"""Values that cannot be removed before a clean-up is given up: one of them must not keep all behind it for ever."""
+
 _FOLDER = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 _OBJECT = re.compile(r"(\d{1,15})-[0-9a-f]{32}")
 
@@ -183,10 +186,11 @@ class Claims:
             dry_run: Only count.
 
         Raises:
-            Unavailable: The store does not answer.
+            Unavailable: The store does not answer, or some value cannot be removed; the others were.
         """
         until_ms = self._clock_ms() - int(self.bounds.ttl_s * 1000)
         removed = kept = 0
+        failures: list[Unavailable] = []
         for folder in sorted(filter(_FOLDER.fullmatch, await self._names(""))):
             if folder > _folder(until_ms):
                 break
@@ -196,9 +200,16 @@ class Claims:
             kept += len(written) - len(old)
             for name in old:
                 delete = partial(self._objects.delete, f"{folder}/{name}")
-                removed += dry_run or await self._call(delete)
+                try:
+                    removed += dry_run or await self._call(delete)
+                except Unavailable as exc:
+                    failures.append(exc)
+                    if len(failures) == MAX_FAILURES:
+                        raise
             if len(old) == len(names) and folder < _folder(until_ms) and not dry_run:
                 await self._call(partial(self._objects.forget, folder))
+        if failures:
+            raise failures[0]
         return Cleaned(removed, kept)
 
     async def _keep_clean(self) -> None:

@@ -18,7 +18,13 @@ from headrace.schemas.errors import (
     Unavailable,
 )
 from headrace.streams.claim_objects import FsspecObjects, store_url
-from headrace.streams.claims import ClaimBounds, Claims, default_above, object_name
+from headrace.streams.claims import (
+    MAX_FAILURES,
+    ClaimBounds,
+    Claims,
+    default_above,
+    object_name,
+)
 from service_kit import until
 from service_parts import PlainRecord
 
@@ -178,6 +184,20 @@ async def test_a_store_that_hangs_costs_its_threads_and_no_more(tmp_path):
     assert await kept.get(await kept.put(b"abc")) == b"abc"
 
 
+async def test_a_process_that_can_start_no_thread_loses_no_place(tmp_path, monkeypatch):
+    kept = claims(objects("memory", tmp_path), max_calls=1)
+
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", start)
+        error = await refused(kept.put(b"abc"))
+    assert error.reason is Reason.CLAIM_UNREACHABLE
+    assert "can't start new thread" in error.detail
+    assert await kept.get(await kept.put(b"abc")) == b"abc"
+
+
 async def test_calls_at_once_are_bounded(tmp_path):
     gate = threading.Event()
     store = FaultyObjects(objects("memory", tmp_path), lambda _: gate.wait(30))
@@ -240,6 +260,37 @@ async def test_folders_of_hours_that_are_over_go_with_their_last_value(tmp_path)
     await kept.put(b"new")
     assert (await kept.clean()).removed == 1
     assert [path.name for path in (tmp_path / "claims").iterdir()] == ["2025-06-01T16"]
+
+
+async def test_a_value_that_cannot_be_removed_keeps_no_other(tmp_path):
+    """Such as one that the store has locked; whoever cleans hears of it all the same."""
+    wall = Wall()
+    kept = Claims(
+        objects("file", tmp_path), ClaimBounds(1000, ttl_s=60.0, timeout_s=0.01), clock_ms=wall
+    )
+    locked = tmp_path / "claims" / object_name(START_MS, "0" * 32)
+    locked.mkdir(parents=True)  # no file system removes a folder as a file
+    behind = [await kept.put(b"same hour")]
+    wall.ms += HOUR_MS
+    behind.append(await kept.put(b"next hour"))
+    wall.ms += HOUR_MS
+    with pytest.raises(Unavailable, match=rf"{locked.name} cannot be removed"):
+        await kept.clean()
+    for claim in behind:
+        assert (await refused(kept.get(claim))).reason is Reason.CLAIM_MISSING
+
+
+async def test_a_clean_up_of_values_that_cannot_be_removed_is_bounded(tmp_path):
+    wall = Wall()
+    store = FaultyObjects(objects("file", tmp_path))
+    kept = Claims(store, ClaimBounds(1000, ttl_s=60.0, timeout_s=0.01), clock_ms=wall)
+    for number in range(3 * MAX_FAILURES):
+        store._behind.write(object_name(START_MS, f"{number:032x}"), b"x")
+    store.script = lambda what: unreachable(what) if what == "delete" else None
+    wall.ms += HOUR_MS
+    with pytest.raises(Unavailable, match="connection refused"):
+        await kept.clean()
+    assert store.calls.count("delete") == MAX_FAILURES
 
 
 async def test_two_cleaners_do_not_disturb_each_other(store):
