@@ -16,7 +16,7 @@ from headrace.deploy.commands_sequences import sequences
 from headrace.deploy.commands_serve import gateway, serve, worker
 from headrace.deploy.commands_topics import topics
 from headrace.deploy.console import errors
-from headrace.deploy.failure import first_cause, known_failure
+from headrace.deploy.failure import failure_of
 
 INTERRUPTED = 130
 """Exit status after the interrupt key, as shells have it."""
@@ -70,15 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as exc:
         if "--debug" in given:
             raise
-        failure = known_failure(exc)
-        if failure is None:
-            cause = first_cause(exc)
-            errors.print(
-                f"internal error, {type(cause).__name__}: {cause}; "
-                "headrace --debug COMMAND shows where it comes from",
-                markup=False,
-            )
-            sys.exit(1)
+        failure = failure_of(exc)
         errors.print(str(failure), markup=False)
         sys.exit(failure.status)
 

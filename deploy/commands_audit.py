@@ -17,7 +17,7 @@ import typer
 from headrace.consumers.ledger import decode_metadata
 from headrace.deploy.broker import named_kafka, open_log, topology_of
 from headrace.deploy.console import errors, out, print_table
-from headrace.deploy.failure import CommandFailed, known_failure
+from headrace.deploy.failure import CommandFailed, failure_of
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
 from headrace.deploy.times import period_ms
@@ -50,17 +50,14 @@ class View(StrEnum):
 
 
 def _cannot_tell(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Make a decorator that ends a command with 2 where it fails: 1 says that something was found."""
+    """Let a command end with 2 where it fails, by a bug of ours, too: 1 says that something was found."""
 
     @wraps(command)
     def run(**values: object) -> Result:
         try:
             return command(**values)
         except Exception as exc:
-            failure = known_failure(exc)
-            if failure is None:
-                raise
-            raise CommandFailed(str(failure), status=STATUS[Verdict.UNSURE]) from exc
+            raise CommandFailed(str(failure_of(exc)), status=STATUS[Verdict.UNSURE]) from exc
 
     return run
 

@@ -57,6 +57,14 @@ def known_failure(exc: BaseException) -> CommandFailed | None:
     return None
 
 
+def failure_of(exc: BaseException) -> CommandFailed:
+    """Return what to print for any exception: of a bug of ours, its kind and how to see more."""
+    cause = first_cause(exc)
+    return known_failure(exc) or CommandFailed(
+        f"internal error, {type(cause).__name__}: {cause}; headrace --debug COMMAND shows where it comes from"
+    )
+
+
 def first_cause(exc: BaseException) -> BaseException:
     """Return the first exception inside the groups that tasks make, or the exception itself."""
     while isinstance(exc, BaseExceptionGroup):

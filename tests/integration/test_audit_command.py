@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 from audit_kit import TOPOLOGY, answer, request, value_of
-from headrace.deploy import console
+from headrace.deploy import commands_audit, console
 from headrace.deploy.cli import main
 from headrace.deploy.commands_audit import print_report
+from headrace.deploy.failure import CommandFailed
 from headrace.schemas.record import TP, Out
 from headrace.streams.audit_report import (
     AuditReport,
@@ -321,6 +322,18 @@ def test_a_stumble_ends_with_2_and_never_with_1(capsys, monkeypatch, arguments, 
     assert sentence in printed.err
     assert caught.value.code == UNSURE
     assert "Traceback" not in printed.err
+
+
+def test_a_bug_of_ours_ends_with_2_as_well():
+    @commands_audit._cannot_tell
+    def command():
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(
+        CommandFailed, match="internal error, ZeroDivisionError: by zero"
+    ) as caught:
+        command()
+    assert caught.value.status == UNSURE
 
 
 def test_help_tells_the_statuses_and_has_examples(capsys, monkeypatch):
