@@ -77,6 +77,11 @@ class BacklogTimeouts:
             self._heap = [item for item in self._heap if self._armed.get(item[3]) == item[1]]
             heapify(self._heap)
 
+    @property
+    def armed(self) -> int:
+        """How many lanes' times count."""
+        return len(self._armed)
+
     def disarm(self, lane: LiveSequence) -> None:
         """Let them count no more: the lane got its slot."""
         self._armed.pop(lane, None)

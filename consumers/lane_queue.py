@@ -111,8 +111,16 @@ class LaneQueue(ABC):
         """Let `take` have a lane: it has a slot, and its head may run."""
 
     @abstractmethod
+    def _make_all_ready(self, lanes: Sequence[LiveSequence]) -> None:
+        """Do that for several lanes, in this order."""
+
+    @abstractmethod
     def _withdraw(self, lane: LiveSequence) -> None:
         """Undo that for a lane that is ready; its head is still there."""
+
+    @abstractmethod
+    def _arm(self, lane: LiveSequence) -> None:
+        """Let the times of a lane that has a slot and something queued count, if it waits all the same (SQ-09)."""
 
     def __len__(self) -> int:
         """Return the number of queued entries, executing ones not counted."""
@@ -121,6 +129,7 @@ class LaneQueue(ABC):
     def _push(self, entries: Sequence[Entry], now_ns: int) -> list[LiveSequence]:
         """Queue entries; returns the lanes that have become busy by it and are not ready yet."""
         woken: list[LiveSequence] = []
+        ready: list[LiveSequence] = []
         for entry in entries:
             entry.admitted_ns = now_ns
             lane: LiveSequence = entry.sequence
@@ -129,7 +138,10 @@ class LaneQueue(ABC):
             if entry.timeout_us or entry.expires_ns or entry.correlation_id:
                 self._note(lane, entry)
             if not is_first:
-                if lane.slot == NO_SLOT and lane in self._backlog:
+                if lane.slot != NO_SLOT:
+                    if self._timeouts.times:
+                        self._arm(lane)
+                elif lane in self._backlog:
                     self._backlog.grow(lane)
             elif lane.running is None:
                 if lane.slot == NO_SLOT:
@@ -138,9 +150,10 @@ class LaneQueue(ABC):
                 # At once, before the slot is given to another lane of this block.
                 self._holders.wake(lane)
                 if entry.error is None and entry.version == self.version:
-                    self._make_ready(lane)
+                    ready.append(lane)
                 else:
                     woken.append(lane)
+        self._make_all_ready(ready)
         return woken
 
     def _advance(self, lane: LiveSequence) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 from headrace.consumers.batcher import Batcher, Refusal
 from headrace.consumers.ceiling import Ceiling
 from headrace.consumers.execution import Execution, Ticket, execute
-from headrace.consumers.oldest import OldestBatcher
+from headrace.consumers.line import LineBatcher
 from headrace.consumers.overdue import Overdue
 from headrace.consumers.pool import Done, Work
 from headrace.consumers.recovery import FaultBounds, Faults, Recovery
@@ -115,8 +115,9 @@ class Scheduler:
             run: Executes a batch on an instance.
             repeatable: A failed batch may be split and run again.
             decoupled: The model gives 0..n responses.
-            stage_rows: Rows of a full batch, for a dynamic batcher without priorities, or ``oldest``: behind a deep
-                queue its instances get their next batch before they have ended the one they are at. 0 never does that.
+            stage_rows: Rows of a full batch, for a dynamic batcher without priorities, or sequences with declared
+                states: behind a deep queue its instances get their next batch before they have ended the one they are
+                at. 0 never does that.
             max_state_bytes: Largest state of a sequence, where its size varies; 0 is any.
             max_rows: The model's ``max_batch_size``.
             bounds: Of retries, of executions, and of the memory of memory errors.
@@ -199,7 +200,7 @@ class Scheduler:
 
     def _has_more(self, number: int) -> bool:
         """Whether an instance at work would get a full batch next, too."""
-        if isinstance(self.batcher, OldestBatcher):
+        if isinstance(self.batcher, LineBatcher):
             return self.batcher.ready(number) >= self._stage_rows
         return len(self.batcher) >= self._stage_above
 

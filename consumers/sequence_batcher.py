@@ -131,6 +131,7 @@ class SequenceBatcher(LaneQueue):
         """Take note that a batch was executed, or given up: each lane stands where its step left it (SQ-13)."""
         self._sweep(now_ns)
         version, backlog = self.version, self._backlog
+        ready: list[LiveSequence] = []
         for entry, before in zip(batch.entries, batch.states, strict=True):
             if entry is None:
                 continue
@@ -145,7 +146,8 @@ class SequenceBatcher(LaneQueue):
             elif entry.sequence_end or backlog.size or head.version != version:
                 self._proceed(lane)
             else:
-                self._make_ready(lane)  # it keeps its slot, for nobody waits
+                ready.append(lane)  # it keeps its slot, for nobody waits
+        self._make_all_ready(ready)
         if self._backlog.size:
             self._fill()
 

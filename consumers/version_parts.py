@@ -13,7 +13,7 @@ from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.supervision import Supervision
 from headrace.repository.models import LoadedVersion
 from headrace.schemas.config_parameters import read_execution_timeout_ms
-from headrace.schemas.model_config import ModelConfig, SequenceStrategy
+from headrace.schemas.model_config import ModelConfig
 
 NS = 1e9
 
@@ -54,13 +54,11 @@ def supervision(
 def stage_rows(loaded: LoadedVersion) -> int:
     """Return the rows of a full batch where batches may be given out ahead; 0 where order may change until then.
 
-    Of ``direct`` with its slots at work there is nothing to give ahead, and what a model remembers by itself must not
-    be ahead of what it has run.
+    What a model remembers by itself must not be ahead of what it has run.
     """
     sequences = loaded.config.sequence_batching
     if sequences is not None:
-        is_oldest = sequences.strategy is SequenceStrategy.OLDEST
-        return loaded.config.max_batch_size if is_oldest and sequences.states else 0
+        return loaded.config.max_batch_size if sequences.states else 0
     batching = loaded.config.dynamic_batching
     return 0 if batching is None or batching.priority_levels else loaded.config.max_batch_size
 

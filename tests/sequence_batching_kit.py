@@ -50,6 +50,12 @@ class Ran(NamedTuple):
     batch: Batch
 
 
+class OwnRows(DirectBatcher):
+    """With as many slots as rows whatever the model declares: so a sequence more than that waits, or is parked."""
+
+    SEATS = 0
+
+
 @dataclass
 class Model:
     """A sequence model with its instances.
@@ -69,7 +75,7 @@ class Model:
         inputs: Of another model than the usual one.
     """
 
-    make: type[SequenceBatcher] = DirectBatcher
+    make: type[SequenceBatcher] = OwnRows
     rows: int = 4
     instances: int = 1
     states: tuple[StateConfig, ...] = (SUM,)
@@ -312,4 +318,4 @@ class Model:
 Make = Callable[..., Model]
 """Makes a model with a batcher of one strategy."""
 
-STRATEGIES: tuple[type[SequenceBatcher], ...] = (DirectBatcher, OldestBatcher)
+STRATEGIES: tuple[type[SequenceBatcher], ...] = (OwnRows, OldestBatcher)

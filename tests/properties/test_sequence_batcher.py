@@ -25,7 +25,7 @@ from headrace.schemas.errors import InferError, Reason
 from headrace.schemas.sequence import Flag
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from sequence_batching_kit import STRATEGIES, SUM, TPS, WIDE, Model
+from sequence_batching_kit import STRATEGIES, SUM, TPS, WIDE, Model, OwnRows
 
 KEYS = 7
 PARTITIONS = 3
@@ -417,14 +417,16 @@ def written_rules(make: type[SequenceBatcher], trace: Trace) -> None:
             flush = step.name == "flush"
             rule = direct_takes if isinstance(batcher, DirectBatcher) else oldest_takes
             expected = rule(run, ready, flush=flush)
+            times = sorted(lane.head.admitted_ns for lane in ready.values() if lane.head)
             batch = run.take(version, instance, flush=flush)
             found = {} if batch is None else dict(enumerate(batch.entries))
             if isinstance(batcher, DirectBatcher):
+                if expected and trace.has_states and batcher.SEATS:
+                    expected = shared_rows(found, times, max(1, trace.rows))
                 assert {row for row, one in found.items() if one is not None} == expected
                 assert len(found) == max(expected, default=-1) + 1
             else:
-                times = [one.admitted_ns for one in found.values() if one is not None]
-                assert times == expected
+                assert [one.admitted_ns for one in found.values() if one is not None] == expected
 
 
 def direct_takes(run: Drive, ready: dict[int, LiveSequence], *, flush: bool) -> set[int]:
@@ -438,6 +440,20 @@ def direct_takes(run: Drive, ready: dict[int, LiveSequence], *, flush: bool) -> 
     ):
         return set(ready)
     return set()
+
+
+def shared_rows(found: dict[int, Entry | None], waiting: list[int], rows: int) -> set[int]:
+    """Return the rows that run where sequences share them: own ones if each has one of its own, else the first ones.
+
+    The requests that wait for longest run.
+    """
+    taken = {row: one for row, one in found.items() if one is not None}
+    assert sorted(one.admitted_ns for one in taken.values()) == waiting[:rows]
+    slots = {row: row_of(one.sequence.slot) for row, one in taken.items()}
+    if max(slots.values()) >= rows:
+        return set(range(len(slots)))
+    assert all(slot == row for row, slot in slots.items())
+    return set(slots)
 
 
 def oldest_takes(run: Drive, ready: dict[int, LiveSequence], *, flush: bool) -> list[int]:
@@ -547,10 +563,14 @@ def live_steps(make: type[SequenceBatcher], trace: Trace) -> None:
             before = {lane: lane.state for lane in run.lanes}
             seen = len(run.model.order)
             run.step(move)
+            ended: set[LiveSequence] = set()
             for one in run.model.order[seen:]:
                 error, state = run.model.answers[one], before.get(one.sequence)
                 if isinstance(error, InferError) and error.reason in TIMES:
-                    assert state is None or state.flag is not Flag.LIVE
+                    is_live = state is not None and state.flag is Flag.LIVE
+                    assert not is_live or one.sequence in ended
+                elif one.sequence_end:
+                    ended.add(one.sequence)  # what comes behind it has not begun
 
 
 PROPERTIES = (
@@ -581,7 +601,9 @@ def hold(prop: Property, make: type[SequenceBatcher], **options: Any) -> None:
     attempt()
 
 
-@pytest.mark.parametrize("make", STRATEGIES, ids=["direct", "oldest"])
+@pytest.mark.parametrize(
+    "make", [*STRATEGIES, DirectBatcher], ids=["direct", "oldest", "direct, shared rows"]
+)
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.__name__)
 def test_property(prop: Property, make: type[SequenceBatcher]) -> None:
     """Holds on drawn traces."""
@@ -629,6 +651,10 @@ class ParksTheBusy:
         super()._make_ready(lane)
         if self._parks:
             self._holders._idle[lane] = None
+
+    def _make_all_ready(self, lanes):
+        for lane in lanes:
+            self._make_ready(lane)
 
 
 class ParksOwnMemory:
@@ -779,7 +805,7 @@ PLANTED: tuple[tuple[Property, type], ...] = (
 )
 
 
-class OnePaddedRowTooMany(DirectBatcher):
+class OnePaddedRowTooMany(OwnRows):
     def take(self, instance, now_ns, *, flush=False):
         batch = super().take(instance, now_ns, flush=flush)
         if batch is None:
@@ -787,9 +813,19 @@ class OnePaddedRowTooMany(DirectBatcher):
         return Batch(batch.signature, [*batch.entries, None], [*batch.states, self._initial])
 
 
-class IgnoresTheUtilization(DirectBatcher):
+class IgnoresTheUtilization(OwnRows):
     def _is_due(self, ready):
         return True
+
+
+class StaysInItsRow(DirectBatcher):
+    """A sequence beyond the rows runs in the row of its slot, wherever that is."""
+
+    def _placed(self, entries):
+        width, self._width = self._width, self.SEATS
+        batch = super()._placed(entries)
+        self._width = width
+        return batch
 
 
 class NewestFirst(OldestBatcher):
@@ -797,6 +833,10 @@ class NewestFirst(OldestBatcher):
         super()._make_ready(lane)
         line = self._lines[lane.slot & INSTANCE_MASK]
         line._times.sort(reverse=True)
+
+    def _make_all_ready(self, lanes):
+        for lane in lanes:
+            self._make_ready(lane)
 
 
 class DelayFromTheNewest(OldestBatcher):
@@ -830,6 +870,7 @@ class StepsAhead(OldestBatcher):
 PLANTED_IN_ONE: tuple[tuple[Property, type[SequenceBatcher]], ...] = (
     (written_rules, OnePaddedRowTooMany),
     (written_rules, IgnoresTheUtilization),
+    (written_rules, StaysInItsRow),
     (written_rules, NewestFirst),
     (written_rules, DelayFromTheNewest),
     (written_rules, SkipsTheCandidate),

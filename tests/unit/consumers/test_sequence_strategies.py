@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from batching_kit import MS, variable
-from headrace.consumers.direct import DirectBatcher
-from headrace.consumers.oldest import OldestBatcher, _Line
+from headrace.consumers.line import Line
+from headrace.consumers.oldest import OldestBatcher
 from headrace.consumers.sequence_batcher import SequenceBatcher
 from headrace.schemas.model_config import StateConfig, TensorConfig
 from headrace.schemas.tensor import Datatype
-from sequence_batching_kit import STRATEGIES, Model
+from sequence_batching_kit import STRATEGIES, Model, OwnRows
 
 both = pytest.mark.parametrize("make", STRATEGIES, ids=["direct", "oldest"])
 
@@ -29,7 +29,7 @@ def started(make: type[SequenceBatcher], count: int, **fields: object) -> Model:
 
 def test_SQ11_rows_below_the_highest_that_runs_are_padded() -> None:
     """Trailing idle rows are not sent; a padding row carries the initial state."""
-    model = started(DirectBatcher, 4)
+    model = started(OwnRows, 4)
     model.offer(model.ask(3, 5), model.ask(1, 5))
     batch = model.take()
     assert batch is not None
@@ -41,7 +41,7 @@ def test_SQ11_rows_below_the_highest_that_runs_are_padded() -> None:
 
 def test_SQ11_a_sequence_keeps_its_row() -> None:
     """Also where it alone has something to do."""
-    model = started(DirectBatcher, 3, states=())
+    model = started(OwnRows, 3, states=())
     for _ in range(3):
         model.offer(model.ask(2, 5))
         model.run()
@@ -50,7 +50,7 @@ def test_SQ11_a_sequence_keeps_its_row() -> None:
 
 def test_SQ11_one_request_of_each_slot_at_a_time() -> None:
     """However many are queued, and while the instance is at work none."""
-    model = started(DirectBatcher, 2)
+    model = started(OwnRows, 2)
     model.offer(*[model.ask(number, 1) for number in (1, 2, 1, 1)])
     assert len(model.take() or ()) == 2
     assert model.batcher.take(0, model.now_ns) is None
@@ -61,7 +61,7 @@ def test_SQ11_one_request_of_each_slot_at_a_time() -> None:
 
 def test_SB02_an_execution_waits_for_enough_ready_slots() -> None:
     """Three quarters of four: two wait, three run at once."""
-    model = started(DirectBatcher, 4, utilization=0.75, delay_ms=10)
+    model = started(OwnRows, 4, utilization=0.75, delay_ms=10)
     model.offer(model.ask(1, 1), model.ask(4, 1))
     assert model.take() is None
     model.offer(model.ask(2, 1))
@@ -71,7 +71,7 @@ def test_SB02_an_execution_waits_for_enough_ready_slots() -> None:
 
 def test_SB02_the_delay_counts_from_the_oldest_ready_request() -> None:
     """`wake_at` says when, and later arrivals do not move it; no delay waits for nothing."""
-    model = started(DirectBatcher, 4, utilization=1.0, delay_ms=10)
+    model = started(OwnRows, 4, utilization=1.0, delay_ms=10)
     model.offer(model.ask(1, 1))
     due_ns = model.now_ns + 10 * MS
     model.tick(4)
@@ -83,7 +83,7 @@ def test_SB02_the_delay_counts_from_the_oldest_ready_request() -> None:
     model.now_ns = due_ns
     model.run()
     assert model.rows_run == [[1, 2]]
-    hasty = started(DirectBatcher, 4, utilization=1.0)
+    hasty = started(OwnRows, 4, utilization=1.0)
     hasty.offer(hasty.ask(1, 1))
     assert hasty.batcher.wake_at() is None
     assert hasty.take() is not None
@@ -91,7 +91,7 @@ def test_SB02_the_delay_counts_from_the_oldest_ready_request() -> None:
 
 def test_SB02_without_a_utilization_the_delay_does_nothing() -> None:
     """Triton: the delay matters only when the utilization is nonzero."""
-    model = started(DirectBatcher, 4, delay_ms=10)
+    model = started(OwnRows, 4, delay_ms=10)
     model.offer(model.ask(1, 1))
     assert model.batcher.wake_at() is None
     assert model.take() is not None
@@ -99,7 +99,7 @@ def test_SB02_without_a_utilization_the_delay_does_nothing() -> None:
 
 def test_SB02_a_drain_waits_for_nothing() -> None:
     """``flush`` ignores utilization and delay."""
-    model = started(DirectBatcher, 2, utilization=1.0, delay_ms=1000)
+    model = started(OwnRows, 2, utilization=1.0, delay_ms=1000)
     model.offer(model.ask(1, 1))
     assert model.take() is None
     assert model.take(flush=True) is not None
@@ -107,9 +107,8 @@ def test_SB02_a_drain_waits_for_nothing() -> None:
 
 def test_SQ12_a_row_of_another_shape_is_not_starved_by_lower_rows() -> None:
     """Row 0 is always ready; the request of the other shape that was left runs next all the same."""
-    model = started(DirectBatcher, 2, inputs=(variable(),))
-    other = model.ask(2, 7, shape=(4,))
-    model.offer(model.ask(1, 1), other)
+    model = started(OwnRows, 2, inputs=(variable(),))
+    model.offer(model.ask(1, 1), model.ask(2, 7, shape=(4,)))
     for _ in range(3):
         model.take()
         model.tick(1)
@@ -120,7 +119,7 @@ def test_SQ12_a_row_of_another_shape_is_not_starved_by_lower_rows() -> None:
 
 def test_SB11_without_batching_an_instance_has_one_slot() -> None:
     """``max_batch_size`` 0: batches of one, one sequence per instance."""
-    model = Model(DirectBatcher, rows=0, instances=2, states=())
+    model = Model(OwnRows, rows=0, instances=2, states=())
     model.offer(*[model.ask(number, number, "S") for number in (1, 2, 3)])
     model.run()
     assert (model.batcher.live, model.batcher.backlogged) == (2, 1)
@@ -224,7 +223,7 @@ def test_a_line_forgets_what_was_withdrawn() -> None:
         model.refused(model.batcher.cancel({b"c"}))
         model.tick(1)
     line = model.batcher._lines[0]
-    assert isinstance(line, _Line)
+    assert isinstance(line, Line)
     assert line.count == 0
     assert sum(len(block) for block in line._blocks.values()) < 300
     assert len(line._times) < 300
@@ -247,7 +246,7 @@ def test_DB12_requests_without_an_optional_input_run_apart(make: type[SequenceBa
         one.data = (one.data[0], None if second is None else b"2")
     model.offer(*made)
     model.run()
-    apart = [[1, None, 3], [None, 2]] if make is DirectBatcher else [[1], [2], [3]]
+    apart = [[1, None, 3], [None, 2]] if make is OwnRows else [[1], [2], [3]]
     assert model.rows_run == apart
 
 
@@ -262,7 +261,7 @@ def test_states_of_different_shapes_run_apart(make: type[SequenceBatcher]) -> No
         lane.state = lane.state._replace(shapes=((length,),))
     model.offer(*[model.ask(number, 1) for number in (1, 2, 3)])
     model.run()
-    if make is DirectBatcher:
+    if make is OwnRows:
         assert model.rows_run == [[1, None, 3], [None, 2]]
     else:
         assert model.rows_run == [[1], [2], [3]]

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from batching_kit import variable
-from headrace.consumers.direct import DirectBatcher
 from headrace.consumers.oldest import OldestBatcher
 from headrace.consumers.ordering import PreserveOrdering
 from headrace.consumers.sequence_batcher import SequenceBatcher
 from headrace.schemas.batch import Entry
-from sequence_batching_kit import STRATEGIES, SUM, Model
+from sequence_batching_kit import STRATEGIES, SUM, Model, OwnRows
 
 both = pytest.mark.parametrize("make", STRATEGIES, ids=["direct", "oldest"])
 STATES = {"declares its state": (SUM,), "remembers by itself": ()}
@@ -118,7 +117,7 @@ def test_table(case: Case, make: type[SequenceBatcher], states: tuple[Any, ...])
 @kinds
 def test_backlog_with_a_padded_row(states: tuple[Any, ...]) -> None:
     """Null rows count in the sizes but not as inferences: 12 of 36 rows are requests (SQ-11, §5.3)."""
-    model = Model(DirectBatcher, states=states)
+    model = Model(OwnRows, states=states)
     held = [model.ask(number, 0, "S") for number in (1, 2, 3)]
     model.offer(*held)
     model.run()
@@ -175,7 +174,7 @@ def test_ragged_allowed(make: type[SequenceBatcher]) -> None:
 
 def test_ragged_not_allowed_direct() -> None:
     """SQ-12: what does not match the first request is left for the next execution, its row padded."""
-    model = Model(DirectBatcher, inputs=(variable(),))
+    model = Model(OwnRows, inputs=(variable(),))
     model.offer(model.ask(1, 1, "SE", shape=(4,)), model.ask(2, 2, "SE", shape=(8,)))
     model.offer(model.ask(3, 3, "SE", shape=(4,)))
     model.run()
