@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace.schemas.errors import ConfigError
-from headrace.streams.kafka_names import Value
+from headrace.streams.kafka_names import SECURITY, Value
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -23,6 +23,9 @@ JAVA_STORES = (".jks", ".p12", ".pfx")
 JAAS_OPTION = re.compile(r"""(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([\w$-]+))""")
 PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----\s*([A-Za-z0-9/+=\s]+?)\s*-----END \1-----")
 PEM_COLUMNS = 64
+HOST_NAME = "ssl.endpoint.identification.algorithm"
+"""Often set whatever the protocol is, and says nothing about it."""
+
 CERTIFICATES = (
     "ssl.keystore.certificate.chain",
     "ssl.certificate.location",
@@ -55,6 +58,15 @@ def security(properties: Mapping[str, str], file: str = "") -> dict[str, Value]:
         )
     if protocol.endswith("SSL"):
         arguments["ssl_context"] = _tls(properties, file)
+    elif meant := [
+        n for n in properties if n in SECURITY and n.startswith("ssl.") and n != HOST_NAME
+    ]:
+        # Whoever names certificates means TLS: nothing of theirs goes out in the clear.
+        raise ConfigError(
+            f"needs security.protocol = SSL or SASL_SSL, which is {protocol}",
+            file=file,
+            field=meant[0],
+        )
     return arguments
 
 
@@ -112,12 +124,12 @@ def _tls(properties: Mapping[str, str], file: str) -> ssl.SSLContext:
             _refuse_java_store(name, path, file)
     context = _trusting(properties, file)
     # Kafka's own way to say that the host name is not to be checked is the empty algorithm.
-    algorithm = properties.get("ssl.endpoint.identification.algorithm", "https")
+    algorithm = properties.get(HOST_NAME, "https")
     if algorithm.lower() not in ("https", "", "none"):
         raise ConfigError(
             "expected https, or nothing where the host's name is not to be checked",
             file=file,
-            field="ssl.endpoint.identification.algorithm",
+            field=HOST_NAME,
             value=algorithm,
         )
     context.check_hostname = algorithm.lower() == "https"

@@ -124,6 +124,21 @@ def test_a_batch_is_never_larger_than_a_request():
         ({**B, "security.protocol": "TLS"}, "expected one of PLAINTEXT, SSL"),
         ({**B, "sasl.username": "u"}, "needs security.protocol = SASL_SSL"),
         (
+            {**B, "ssl.truststore.location": "/ca.pem"},
+            "ssl.truststore.location: needs security.protocol = SSL or SASL_SSL, which is PLAINTEXT",
+        ),
+        (
+            {
+                **B,
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "u",
+                "sasl.password": "p",
+                "ssl.ca.location": "/ca.pem",
+            },
+            "ssl.ca.location: needs security.protocol = SSL or SASL_SSL, which is SASL_PLAINTEXT",
+        ),
+        (
             {**B, "security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"},
             "expected one of PLAIN",
         ),
