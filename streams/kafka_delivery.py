@@ -40,6 +40,7 @@ class KafkaDelivery:
         self._producer = producer
         self._outs: dict[TP, list[Out]] = {}
         self._late: dict[TP, list[Out]] = {}
+        self._source = source
         self._turns: dict[TP, asyncio.Lock] = {}
         self._last: dict[TP, asyncio.Future[bool]] = {}
         self._committer = Committer(source, producer.publish, cover, interval_s=commit_interval_s)
@@ -87,6 +88,10 @@ class KafkaDelivery:
         released = {tp: committer.times_released(tp) for tp in upto}
         await self._producer.start()
         outcomes = {tp: committer.outcome(tp, at) for tp, at in upto.items()}
+        if not self._source.membership.is_certain():
+            # Whoever has them meanwhile, after a cut or a freeze, has answered these too: an answer would come twice.
+            ours = await self._source.still_assigned({tp: at.epoch for tp, at in upto.items()})
+            outcomes |= dict.fromkeys(outcomes.keys() - ours, Outcome.FENCED)
         owners = sorted(tp for tp, outcome in outcomes.items() if outcome is Outcome.SETTLED)
         for owner in upto.keys() - set(owners):
             self._forget(owner)

@@ -56,6 +56,13 @@ def wake(consumer: AIOKafkaConsumer) -> None:
             waiter.set_result(None)
 
 
+def put_back(consumer: AIOKafkaConsumer, fetched: Mapping[TP, Sequence[Record]]) -> None:
+    """Let what was handed out be fetched again, of the partitions that are still assigned."""
+    for tp, records in fetched.items():
+        if position(consumer, tp) != UNKNOWN:
+            consumer._fetcher.seek_to(TopicPartition(*tp), records[0].offset)  # noqa: SLF001  # see the module's docstring
+
+
 def fetch_again(consumer: AIOKafkaConsumer, tps: Iterable[TP]) -> None:
     """Fetch again from where we were: a parse error loses what was parsed before it."""
     for tp in tps:

@@ -31,7 +31,7 @@ from headrace.streams.kafka_client import (
     stop_consumer,
     translated,
 )
-from headrace.streams.kafka_fetcher import UNKNOWN, fetch, fetch_again, position, wake
+from headrace.streams.kafka_fetcher import UNKNOWN, fetch, fetch_again, position, put_back, wake
 from headrace.streams.kafka_group import (
     CommitRefused,
     Listener,
@@ -55,7 +55,11 @@ LOOK_S = 1.0  # how often a member without partitions asks for the topics
 
 
 class KafkaSource:
-    """A group member; see `headrace.streams.log.Source` for the contract."""
+    """A group member; see `headrace.streams.log.Source` for the contract.
+
+    Attributes:
+        membership: What it has, and whether that is certain.
+    """
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class KafkaSource:
         self._active: set[tuple[str, int]] = {NOWHERE}
         self._changed = asyncio.Event()
         self._session_ms = int(str(settings.group["session_timeout_ms"]))
-        self._membership = Membership(self._session_ms / 1000, time.monotonic, self._changed.set)
+        self.membership = Membership(self._session_ms / 1000, time.monotonic, self._changed.set)
         self._looked_at = 0.0
         self._join_s = 0.0
         self._left_at: float | None = None
@@ -105,7 +109,7 @@ class KafkaSource:
 
     def __repr__(self) -> str:
         """Show group, topics and counts."""
-        count = len(self._membership.epochs)
+        count = len(self.membership.epochs)
         return f"KafkaSource({self.group}, {sorted(self._topics)}, {count} partitions)"
 
     async def __aenter__(self) -> Self:
@@ -172,30 +176,37 @@ class KafkaSource:
             consumer._coordinator.check_errors()  # noqa: SLF001  # see the module's docstring
             # Within it the member counts as polling, whatever is paused (FAULTS B1).
             with consumer._subscription.fetch_context():  # noqa: SLF001  # see the module's docstring
-                while len(self._active) == 1 or consumer._subscription.reassignment_in_progress:  # noqa: SLF001  # idem
+                while self._must_wait(consumer):
                     left = deadline - loop.time()
                     if left <= 0:
                         return ()
                     await self._change(left)
                 fetched = await fetch(consumer, self._active, max_records, deadline - loop.time())
+                if fetched and not self.membership.is_certain():
+                    put_back(consumer, fetched)
+                    return ()
         except KafkaError as exc:
-            fetch_again(consumer, self._membership.epochs)
+            fetch_again(consumer, self.membership.epochs)
             doing = f"reading {', '.join(sorted(self._topics))}"
             raise translated(exc, doing, self._needs) from exc
         return [
-            Block(self._membership.keys[tp], self._membership.epochs[tp], records)
+            Block(self.membership.keys[tp], self.membership.epochs[tp], records)
             for tp, records in fetched.items()
-            if tp in self._membership.epochs
+            if tp in self.membership.epochs
         ]
 
+    def _must_wait(self, consumer: AIOKafkaConsumer) -> bool:
+        """Whether nothing may be handed out: no partition is active, or others may have them without our knowing."""
+        changes = bool(consumer._subscription.reassignment_in_progress)  # noqa: SLF001  # see the module's docstring
+        return len(self._active) == 1 or changes or not self.membership.is_certain()
+
     async def _change(self, timeout_s: float) -> None:
-        """Wait until `resume` or a rebalance, or until an error is there."""
+        """Wait until `resume`, a rebalance or a heartbeat that was long due, or until an error is there."""
         self._changed.clear()
         self._look_for_partitions()
         try:
-            async with asyncio.timeout(
-                min(timeout_s, 1.0)
-            ):  # errors do not wake it: look once a second
+            # Errors do not wake it: look once a second.
+            async with asyncio.timeout(min(timeout_s, 1.0)):
                 await self._changed.wait()
         except TimeoutError:
             self._running()._coordinator.check_errors()  # noqa: SLF001  # see the module's docstring
@@ -207,7 +218,7 @@ class KafkaSource:
         ``metadata.max.age.ms`` only: a topic that was deleted and made again has none until then (FAULTS B104).
         """
         now = asyncio.get_running_loop().time()
-        if not self._membership.epochs and now - self._looked_at > LOOK_S:
+        if not self.membership.epochs and now - self._looked_at > LOOK_S:
             self._looked_at = now
             self._running()._client.force_metadata_update()  # noqa: SLF001  # see the module's docstring
 
@@ -222,14 +233,14 @@ class KafkaSource:
 
     def pause(self, tps: Set[TP]) -> None:
         """Stop handing out these; what is fetched already is kept. Unassigned ones are ignored."""
-        mine = tps & self._membership.epochs.keys()
+        mine = tps & self.membership.epochs.keys()
         self._active -= mine
         if mine:
             self._running().pause(*[TopicPartition(*tp) for tp in mine])
 
     def resume(self, tps: Set[TP]) -> None:
         """Hand these out again. Unassigned ones are ignored."""
-        mine = tps & self._membership.epochs.keys()
+        mine = tps & self.membership.epochs.keys()
         if not mine:
             return
         consumer = self._running()
@@ -240,17 +251,17 @@ class KafkaSource:
 
     def seek(self, tp: TP, offset: int) -> None:
         """Set the next offset, dropping what was fetched; `LogError` if the partition is not assigned."""
-        if tp not in self._membership.epochs:
+        if tp not in self.membership.epochs:
             raise LogError(f"{tp.topic}/{tp.partition} is not assigned", retriable=True)
         self._running().seek(TopicPartition(*tp), offset)
 
     def position(self, tp: TP) -> int:
         """Return the next offset to hand out, -1 where none is known."""
-        return position(self._running(), tp) if tp in self._membership.epochs else UNKNOWN
+        return position(self._running(), tp) if tp in self.membership.epochs else UNKNOWN
 
     def assignment(self) -> Mapping[TP, int]:
         """Partition → epoch."""
-        return dict(self._membership.epochs)
+        return dict(self.membership.epochs)
 
     def left_at(self) -> float | None:
         """Since when a rebalance is under way."""
@@ -279,7 +290,7 @@ class KafkaSource:
 
     def kept(self) -> Set[TP]:
         """Return the partitions of the last assignment that were ours in the generation before it, too."""
-        return self._membership.kept()
+        return self.membership.kept()
 
     # What deliveries use.
 
@@ -289,15 +300,18 @@ class KafkaSource:
 
     def owns(self, tp: TP, epoch: int) -> bool:
         """Say whether a partition is ours under this epoch, as far as we know."""
-        return self._membership.owns(tp, epoch)
+        return self.membership.owns(tp, epoch)
 
     async def still_assigned(self, epochs: Mapping[TP, int]) -> Set[TP]:
         """Ask the coordinator, by one heartbeat, which are ours; `LogError` if it cannot be reached."""
         if not any(self.owns(*owner) for owner in epochs.items()):
             return frozenset()
         coordinator = self._running()._coordinator  # noqa: SLF001  # see `kafka_group`
-        asking = is_member(coordinator, self.group, self._membership.member)
+        asked_s = time.monotonic()
+        asking = is_member(coordinator, self.group, self.membership.member)
         answer = await self._bounded(asking, f"asking for the membership in group {self.group}")
+        if answer and self.membership.is_admitted():
+            self.membership.heard(asked_s)
         return {tp for tp, epoch in epochs.items() if answer and self.owns(tp, epoch)}
 
     async def commit(self, positions: Mapping[TP, Position]) -> Set[TP]:
@@ -313,7 +327,7 @@ class KafkaSource:
             return {tp: at for tp, at in positions.items() if self.owns(tp, at.epoch)}
 
         try:
-            member = self._membership.member
+            member = self.membership.member
             committing = commit_positions(coordinator, self.group, member, current)
             done = await self._bounded(committing, f"committing offsets of group {self.group}")
         except CommitRefused:
@@ -324,7 +338,7 @@ class KafkaSource:
 
     async def revoke(self) -> None:
         """Give up everything: lost where the generation is gone (P-7), else within the grace."""
-        gone = self._membership.leave()
+        gone = self.membership.leave()
         self._left_at = asyncio.get_running_loop().time()
         self._active.clear()
         self._active.add(NOWHERE)
@@ -355,8 +369,8 @@ class KafkaSource:
         consumer = self._running()
         coordinator = consumer._coordinator  # noqa: SLF001  # see `kafka_group`
         epoch = self._next_epoch()
-        self._membership.assign(coordinator, tps, epoch)
-        self._tell_deliveries(self._membership.kept())
+        self.membership.assign(coordinator, tps, epoch)
+        self._tell_deliveries(self.membership.kept())
         try:
             if tps:
                 consumer.pause(*[TopicPartition(*tp) for tp in tps])
@@ -374,7 +388,7 @@ class KafkaSource:
         return await bounded(asking, self._settings.request_timeout_s, doing, self._needs)
 
     def _drop(self) -> None:
-        self._membership.drop()
+        self.membership.drop()
         self._active.clear()
         self._active.add(NOWHERE)
         self._changed.set()

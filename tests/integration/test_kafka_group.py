@@ -174,9 +174,9 @@ async def test_B10_P7_who_is_replaced_under_the_same_generation_commits_nothing(
             await delivery.settle({owner: Position(1, "", epoch)})
             async with source:
                 assert worker.epochs.keys() == stopped_worker.epochs.keys()
-                generation, name = source._membership.member
-                assert stopped._membership.member[0] == generation
-                assert stopped._membership.member[1] != name
+                generation, name = source.membership.member
+                assert stopped.membership.member[0] == generation
+                assert stopped.membership.member[1] != name
                 assert await stopped.confirm({owner: Position(1, "", epoch)}) == set()
                 fenced = await delivery.settle({owner: Position(5, "", epoch)})
                 assert fenced == {owner: Outcome.FENCED}
