@@ -168,6 +168,11 @@ class Worker:
         found += [failure.text for failure in self._repository.failures.values()]
         return found
 
+    def exit_by(self, deadline: float) -> None:
+        """Bound the drain by a time of the loop's clock, too: others may have had their part of the stop already."""
+        for worker in self.models.values():
+            worker.exit_by = deadline
+
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``; then every model drains within ``exit_timeout_s``."""
         retry_s = self._settings.topic_check_interval_s

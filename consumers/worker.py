@@ -55,6 +55,7 @@ class ModelWorker:
         assignment: The partitions that are ours.
         partition_count: Partitions of its requests topic.
         draining: No new record is admitted.
+        exit_by: When a drain must have ended, by the loop's clock, whatever budget it has.
         source: The group member, None between two memberships.
         trouble: Why it does not serve now, ``""`` if it does.
         sequences: Live sequences and their state; None where the model has none.
@@ -100,6 +101,7 @@ class ModelWorker:
         self.mode = mode
         self.answering = answering
         self.draining = False
+        self.exit_by = float("inf")
         self.trouble = "not joined yet"
         self.partition_count = partition_count
         self.sequences = sequences
@@ -261,7 +263,7 @@ class ModelWorker:
         self.draining = True
         self._intake.stop(self.source)
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._settings.exit_timeout_s
+        deadline = min(self.exit_by, clock() + self._settings.exit_timeout_s)
         for part in self.partitions.values():
             part.in_flight -= len(part.held)
             part.held.clear()  # never queued: read again by whoever comes next

@@ -72,6 +72,7 @@ PROCESS = (
     "strict_readiness",
     "http_address",
     "allow_metrics",
+    "stop_delay_secs",
     "exit_timeout_secs",
     "log_level",
     "config",

@@ -1,7 +1,7 @@
 """How the parts become a process: broker, log, models, worker and gateway, in the order of start and of stop.
 
-Stopping goes the other way round: the gateway refuses new calls and lets the worker answer the open ones, the
-worker then drains and commits, and the broker ends last.
+Stopping goes the other way round: readiness is off, for as long as load balancers need to see it; the gateway refuses
+new calls and lets the worker answer the open ones, the worker then drains and commits, and the broker ends last.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there; start times double the page
     stop = asyncio.Event()
-    _stop_at_signals(stop, settings.exit_timeout_secs)
+    _stop_at_signals(stop, settings.stop_delay_secs + settings.exit_timeout_secs)
     _check_ports(settings, parts)
     if settings.claim_check_url:
         # A wrong one is refused before models are loaded, which may take minutes.
@@ -119,6 +119,7 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
         _calm_collector()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         await _until(stop, addresses)
+        await _leave(settings, addresses)
         errors.print("Stopping: what is in flight is finished first.")
 
 
@@ -170,7 +171,7 @@ def worker_settings(settings: Settings, port: int) -> WorkerSettings:
     )
 
 
-def _stop_at_signals(stop: asyncio.Event, exit_timeout_secs: int) -> None:
+def _stop_at_signals(stop: asyncio.Event, within_s: float) -> None:
     """Let the first signal stop gracefully and the second end the process at once."""
     loop = asyncio.get_running_loop()
 
@@ -182,9 +183,9 @@ def _stop_at_signals(stop: asyncio.Event, exit_timeout_secs: int) -> None:
         if stop.is_set():
             end("Stopped at once")
         stop.set()
-        logger.info("stopping within %d s; a second signal ends at once", exit_timeout_secs)
+        logger.info("stopping within %g s; a second signal ends at once", within_s)
         # Each part keeps within its own share; this is for what nobody foresaw, such as a log that hangs.
-        loop.call_later(exit_timeout_secs + LEAVE_S, end, "The stop took too long")
+        loop.call_later(within_s + LEAVE_S, end, "The stop took too long")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping)
@@ -255,7 +256,7 @@ async def _working(
     claims: Claims | None,
 ) -> AsyncIterator[None]:
     """Run the worker, with its port, around the block; drain when the block ends."""
-    stop = asyncio.Event()
+    stop, is_leaving = asyncio.Event(), asyncio.Event()
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(
             WorkerHttp(settings.http_address, settings.worker_port)
@@ -265,6 +266,8 @@ async def _working(
         await stack.enter_async_context(worker)
 
         def is_ready() -> bool:
+            if is_leaving.is_set():
+                return False
             if settings.strict_readiness:
                 return worker.ready()
             return all(model.ready() for model in worker.models.values())
@@ -272,8 +275,12 @@ async def _working(
         def page() -> bytes:
             return metrics_page(worker.series(), worker.registry)
 
+        def troubles() -> Sequence[str]:
+            return ["the worker is stopping"] if is_leaving.is_set() else worker.troubles()
+
         metrics = page if settings.allow_metrics else None
-        http.show(Views(is_ready, worker.troubles, worker.sequences, metrics))
+        http.show(Views(is_ready, troubles, worker.sequences, metrics))
+        addresses.leave.append(is_leaving.set)
         addresses.worker = url_of(settings.http_address, http.port)
         addresses.is_ready.append(is_ready)
         running = asyncio.create_task(worker.run(stop))
@@ -281,6 +288,8 @@ async def _working(
         try:
             yield
         finally:
+            if addresses.stop_by:
+                worker.exit_by(addresses.stop_by)  # a gateway's calls have had some of the time
             stop.set()
             await running
 
@@ -323,6 +332,7 @@ async def _answering(
         http = await stack.enter_async_context(HttpServer(gateway, http_settings))
         addresses.http = url_of(settings.http_address, http.port)
         addresses.is_ready.append(gateway.is_ready)
+        addresses.leave.append(gateway.leave)
         yield
 
 
@@ -338,6 +348,16 @@ async def _until(stop: asyncio.Event, addresses: Addresses) -> None:
     finally:
         waiting.cancel()
         telling.cancel()
+
+
+async def _leave(settings: Settings, addresses: Addresses) -> None:
+    """Turn readiness off, and go on until load balancers have seen it (FAULTS B69)."""
+    for leave in addresses.leave:
+        leave()
+    if settings.stop_delay_secs:
+        errors.print(f"Not ready any more; the stop begins in {settings.stop_delay_secs:g} s.")
+        await asyncio.sleep(settings.stop_delay_secs)
+    addresses.stop_by = asyncio.get_running_loop().time() + settings.exit_timeout_secs
 
 
 async def _tell_ready(addresses: Addresses) -> None:

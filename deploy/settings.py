@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from headrace.deploy.claim_settings import ClaimSettings
 from headrace.deploy.fault_settings import FaultSettings
+from headrace.deploy.stop_settings import StopSettings
 from headrace.schemas.errors import ConfigError
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -44,7 +45,7 @@ WORKER = _panel("Worker")
 PROCESS = _panel("Process")
 
 
-class Settings(FaultSettings, ClaimSettings):
+class Settings(FaultSettings, ClaimSettings, StopSettings):
     """The settings of one process, read once at its start and never changed."""
 
     model_config = SettingsConfigDict(
@@ -286,12 +287,6 @@ class Settings(FaultSettings, ClaimSettings):
         description="Seconds that this machine's clock and the brokers' may differ: a silent sequence is freed "
         "this much after its idle limit.",
         json_schema_extra=WORKER,
-    )
-    exit_timeout_secs: int = Field(
-        30,
-        ge=0,
-        description="Seconds to finish what is in flight on stop.",
-        json_schema_extra=PROCESS,
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe log line to write.", json_schema_extra=PROCESS

@@ -40,6 +40,8 @@ class Addresses:
         worker: Root of the worker's port, or ``""``.
         running: Tasks that must not end before the stop.
         is_ready: Asked until all say yes.
+        leave: Called when the stop begins: readiness is off from then on.
+        stop_by: When everything must have ended, by the loop's clock; 0 before the stop.
     """
 
     bootstrap: str = ""
@@ -49,6 +51,8 @@ class Addresses:
     worker: str = ""
     running: list[asyncio.Task[None]] = field(default_factory=list)
     is_ready: list[Callable[[], bool]] = field(default_factory=list)
+    leave: list[Callable[[], None]] = field(default_factory=list)
+    stop_by: float = 0.0
 
 
 def print_welcome(settings: Settings, addresses: Addresses, repository: Repository | None) -> None:

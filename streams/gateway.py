@@ -89,6 +89,7 @@ class Gateway:
         settings: As given.
         gateway_id: Its name.
         fleet: What workers say.
+        is_leaving: It is not ready any more, though calls are still taken until it drains.
         is_draining: New calls are refused for good.
         refused: Calls that ended before anything was produced, by reason.
         abandoned: Calls whose caller went away, each cancelled by a record.
@@ -131,7 +132,7 @@ class Gateway:
             on_reply=self._on_reply,
         )
         self._listening = Listening(self._watch, self._replies)
-        self.is_draining = False
+        self.is_leaving = self.is_draining = False
         self._idle = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -169,9 +170,8 @@ class Gateway:
 
     async def __aexit__(self, *_exc: object) -> None:
         """Answer what is open with 503, leave the status topic and close; drain first if you can."""
-        self.is_draining = True
-        for future in self._pending.close():
-            _fail(future, Unavailable(STOPPING, reason=Reason.DRAINING))
+        self.is_leaving = self.is_draining = True
+        self.end_calls()
         self._timer.cancel()
         for loop in self._loops:
             loop.cancel()
@@ -214,7 +214,7 @@ class Gateway:
         """Whether this gateway and, as configured, the fleet are ready (SEMANTICS SV-02)."""
         return (
             self.is_listening
-            and not self.is_draining
+            and not self.is_leaving
             and self.fleet.is_ready(self._clock_ms(), strict=self.settings.strict_readiness)
         )
 
@@ -246,9 +246,13 @@ class Gateway:
         """Return the wall clock's milliseconds, by which deadlines are written."""
         return self._clock_ms()
 
+    def leave(self) -> None:
+        """Be not ready from now on, so that nobody sends new calls; those that come are answered (FAULTS B69)."""
+        self.is_leaving = True
+
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for open ones (FAULTS B68); False when some are still open after that long."""
-        self.is_draining = True
+        self.is_leaving = self.is_draining = True
         if self.open_calls:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -256,6 +260,11 @@ class Gateway:
             except TimeoutError:
                 logger.warning("%d calls are still open after %s s", self.open_calls, timeout_s)
         return not self.open_calls
+
+    def end_calls(self) -> None:
+        """Answer what still waits for its reply with 503."""
+        for future in self._pending.close():
+            _fail(future, Unavailable(STOPPING, reason=Reason.DRAINING))
 
     async def infer(
         self,

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 """SEMANTICS PB-24, ``--http-max-input-size``."""
 
+CLOSE_S = 2.0
+"""How long what is left after the drain may take, such as a body that still arrives, seconds."""
+
 NO_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
 """SEMANTICS MC-01: the one text for every control mode but explicit."""
 
@@ -95,7 +98,7 @@ class HttpServer:
             access_log=None,
             keepalive_timeout=self._settings.keepalive_s,
         )
-        self._runner = web.ServerRunner(server)
+        self._runner = web.ServerRunner(server, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._settings.address, self._settings.port)
         try:
@@ -111,8 +114,9 @@ class HttpServer:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Drain, then close."""
-        await self._gateway.drain(self._settings.drain_timeout_s)
+        """Drain, tell those that are still open, then close."""
+        if not await self._gateway.drain(self._settings.drain_timeout_s):
+            self._gateway.end_calls()  # while there is a connection to say it on
         await self._runner.cleanup()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -35,7 +35,7 @@ def ready(gateway: Gateway, _target: Target) -> web.Response:
 
     The body is empty as Triton's, but for what Triton has not: a log that does not let us read (FAULTS B58).
     """
-    if gateway.is_draining:
+    if gateway.is_leaving:
         return text_error(503, EXITING)
     if gateway.is_ready():
         return empty_response(200)

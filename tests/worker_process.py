@@ -14,6 +14,7 @@ from typing import Self
 import aiohttp
 from headrace.deploy.serving import free_ports
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 START_S = 90.0
 """Until it must be ready: imports and a join of the group on a busy machine."""
@@ -53,19 +54,30 @@ class WorkerProcess:
                 assert self.process.returncode is None, self.tail()
                 await asyncio.sleep(0.02)
 
+    async def until_printed(self, words: str) -> None:
+        """Wait until it has printed something; fails if the process ends first."""
+        async with asyncio.timeout(START_S):
+            while words not in self.log.read_text(errors="replace"):
+                assert self.process.returncode is None, self.tail()
+                await asyncio.sleep(0.02)
+
     async def metric(self, name: str) -> float:
         """Return the sum of a metric's samples over all labels."""
+        return sum(sample.value for sample in await self.samples(name))
+
+    async def samples(self, name: str) -> list[Sample]:
+        """Return a metric's samples."""
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{self.url}/metrics") as answer,
         ):
             text = await answer.text()
-        return sum(
-            sample.value
+        return [
+            sample
             for family in text_string_to_metric_families(text)
             for sample in family.samples
             if sample.name == name
-        )
+        ]
 
     async def until_metric(self, name: str, above: float = 0.0) -> None:
         """Wait until the sum of a metric is above a value; fails if the process ends first."""

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from fault_kit import KafkaLogs, Stage, check_answers, check_committed, group_of, write_model
+from fault_kit import (
+    KafkaLogs,
+    Stage,
+    check_answers,
+    check_committed,
+    group_of,
+    until,
+    write_model,
+)
 from fault_scenes import SLOW, check_end_in_the_middle, check_slow_head, slow_head
 from headrace.backends.identity import EXIT_STATUS
+from headrace.streams.log import Mode
 from worker_process import WorkerProcess, worker_process
 
 pytestmark = pytest.mark.kafka
@@ -22,22 +31,27 @@ pytestmark = pytest.mark.kafka
 Started = Callable[..., object]
 
 
-@pytest.fixture
-async def stage(kafka_properties, unique):
-    """A stage on Kafka with topics of its own."""
-    async with Stage(KafkaLogs(kafka_properties), unique("kill")) as stage:
+@pytest.fixture(params=[*Mode], ids=str)
+async def stage(request, kafka_properties, unique):
+    """A stage on Kafka with topics of its own, in either mode."""
+    async with Stage(KafkaLogs(kafka_properties), unique("kill"), mode=request.param) as stage:
         yield stage
 
 
 @pytest.fixture
 def start(stage, kafka_properties, tmp_path) -> Started:
-    """Starts a worker process on the stage; takes its repository and options."""
-    return partial(
-        worker_process,
-        properties=kafka_properties,
-        prefix=stage.topology.prefix,
-        folder=tmp_path / "process",
-    )
+    """Starts a worker process on the stage, in its mode; takes its repository and options."""
+
+    def start(repository: Path, options: Sequence[str] = ()) -> AbstractAsyncContextManager:
+        return worker_process(
+            repository,
+            kafka_properties,
+            stage.topology.prefix,
+            folder=tmp_path / "process",
+            options=("--delivery", str(stage.mode), *options),
+        )
+
+    return start
 
 
 async def test_B13_SIGKILL_behind_a_slow_head_answers_it_later_and_runs_nothing_twice(
@@ -92,20 +106,24 @@ async def test_B68_SIGTERM_is_not_ready_then_finish_then_commit_then_leave(
     """In this order, and with status 0; R9: the answers are out before their positions are committed."""
     repository, gate = blocked_model(tmp_path)
     bootstrap = kafka_properties["bootstrap.servers"]
-    async with start(repository) as worker:
+    async with start(repository, options=("--stop-delay-secs", "2")) as worker:
         taken = await stage.send([1, 2], partition=0)
         await until_taken(worker, 2)
         worker.signal(signal.SIGTERM)
         await worker.until_readiness(503)
-        # Not ready, and still a member with its work: nothing more is taken, nothing is committed.
-        left = await stage.send([3, 4], partition=0)
+        # Not ready, and for the delay everything else goes on.
+        taken += await stage.send([3], partition=0)
+        await until_taken(worker, 3)
+        await worker.until_printed("Stopping: what is in flight is finished first.")
+        # Still a member with its work: nothing more is taken, nothing is committed.
+        left = await stage.send([4, 5], partition=0)
         assert await group_of(bootstrap, stage.group) == ("Stable", 1)
         assert worker.process.returncode is None
         assert stage.answers == {}
         assert 0 not in await stage.committed()
         gate.touch()
         assert await worker.exited() == 0, worker.tail()
-    assert (await stage.committed())[0].offset == 2
+    assert (await stage.committed())[0].offset == 3
     assert await group_of(bootstrap, stage.group) == ("Empty", 0)
     await stage.until_answered(taken)
     assert sorted(stage.answers) == taken
@@ -134,7 +152,7 @@ async def test_B69_a_second_signal_ends_at_once_and_commits_nothing(stage, start
         insisted = loop.time()
         worker.signal(signal.SIGTERM)
         assert await worker.exited() == 1
-        assert loop.time() - insisted < 2, "a second signal waits for nothing"
+        assert loop.time() - insisted < 1, "a second signal waits for nothing"
     assert await stage.committed() == {}
     gate.touch()
     async with stage.worker(repository):
@@ -158,6 +176,19 @@ async def test_B69_a_job_longer_than_the_drain_is_left_to_others(stage, start, t
     async with stage.worker(repository):
         await stage.until_answered(stage.sent)
     check_answers(stage, stage.sent, once=True)
+
+
+async def test_B69_what_others_took_of_the_time_is_not_there_twice(stage, tmp_path):
+    """A gateway in the same process waits for its calls first: the worker's drain has what is left."""
+    repository, gate = blocked_model(tmp_path)
+    async with stage.worker(repository, exit_timeout_s=600.0) as running:
+        await stage.send([1], partition=0)
+        await until(lambda: running.executions, "the execution")
+        running.worker.exit_by(asyncio.get_running_loop().time() + 0.2)
+        running.ask_to_stop()
+        await until(running.task.done, "the end of the stop", 30)
+        gate.touch()
+    assert await stage.committed() == {}
 
 
 async def test_B97_SIGKILL_while_records_execute_loses_nothing(stage, start, tmp_path):
