@@ -24,6 +24,7 @@ from fault_kit import (
 )
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.record import TP
+from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_properties import translate
 from headrace.streams.kafka_transaction import KafkaTransactionalProducer
 from headrace.streams.log import Mode
@@ -216,6 +217,45 @@ async def test_B6_B23_after_a_fencing_the_same_offsets_run_again_before_later_on
     check_once(stage, stage.sent)
     offsets = [offset for _, offset in stage.answers]
     assert offsets == sorted(offsets), "later ones came first"
+
+
+async def test_B25_an_execution_may_outlast_the_transaction_and_the_transaction_its_time(
+    kafka_properties, unique, tmp_path
+):
+    """It is opened behind the execution; one that the broker aborts before its end is run again, and seen once."""
+    repository = write_model(tmp_path / "models", execute_delay_ms=2_500)
+    log = KafkaLog(kafka_properties, transaction_timeout_ms=1_000)
+    async with Committed(KafkaLogs(kafka_properties), unique("b25"), partitions=1) as stage:
+        async with (
+            log,
+            stage.worker(repository, log=log, delivery=Mode.EXACTLY_ONCE) as running,
+        ):
+            await stage.send([1])
+            await stage.until_answered(stage.sent)
+            assert running.executions == [1]
+            source = running.worker.models["echo"].source
+            (delivery,) = source._deliveries
+            producer = delivery._owners[TP(stage.requests, 0)].producer
+            results = TP(stage.topology.results("echo"), 0)
+            delivery._timeout_s = 60.0  # else it would give up before the broker does
+            commit, aborted = producer.commit, asyncio.Event()
+
+            async def late() -> None:
+                (open_at,) = (await source.end_offsets({results})).values()
+                async with asyncio.timeout(40):  # the broker looks every 10 s
+                    while (await source.end_offsets({results}))[results] == open_at:  # noqa: ASYNC110  # no event
+                        await asyncio.sleep(0.1)
+                aborted.set()
+                await commit()
+
+            producer.commit = late
+            await stage.send([2])
+            await until(aborted.is_set, "the broker's abort")
+            await stage.until_answered(stage.sent)
+            await stage.until_committed(stage.is_all_committed)
+            assert running.executions == [1, 1, 1]
+        await stage.read_all()
+    check_once(stage, stage.sent)
 
 
 @pytest.mark.embedded
