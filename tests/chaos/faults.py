@@ -19,6 +19,8 @@ from tcp_proxy import TcpProxy
 
 LET_RUN_S = 2.0
 """Load without any fault, seconds."""
+OUTAGE_S = 60.0
+"""How long no broker is there (FAULTS B7)."""
 PENDING_CALLS = 50
 """Calls that begin together, so that a gateway that is killed has some in its hands."""
 
@@ -117,6 +119,18 @@ async def roll_brokers(scene: Scene, time: int) -> None:
         await scene.until_answered(f"the restart of broker {node}")
 
 
+async def stop_brokers(scene: Scene, time: int) -> None:
+    """Kill every broker, and start all of them a minute later."""
+    del time
+    nodes = scene.cluster.running()
+    for node in nodes:
+        await asyncio.to_thread(scene.cluster.kill, node)
+    await asyncio.sleep(OUTAGE_S)
+    await asyncio.to_thread(scene.cluster.start, *nodes)
+    await scene.cluster.until_in_sync()
+    await scene.until_answered("the outage of all brokers")
+
+
 async def cut_network(scene: Scene, time: int) -> None:
     """Reset the connections of some workers and refuse new ones, beyond the session."""
     await _hurt_network(scene, TcpProxy.cut)
@@ -182,6 +196,7 @@ ALL = (
         "kill-transaction-coordinator", kill_transaction_coordinator, modes=(Mode.EXACTLY_ONCE,)
     ),
     Fault("roll-brokers", roll_brokers, times=2),
+    Fault("stop-brokers", stop_brokers, times=1),
     Fault("cut-network", cut_network),
     Fault("silence-network", silence_network),
     Fault("cut-network-of-all", cut_network, proxied=NAMES),

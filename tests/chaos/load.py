@@ -94,7 +94,7 @@ class Load:
             enable_idempotence=True,
             linger_ms=5,
             max_batch_size=CHEAP_TO_WAIT_BYTES,
-            request_timeout_ms=60_000,
+            request_timeout_ms=180_000,  # nothing is given up while no broker is there for a minute
             metadata_max_age_ms=2_000,
         )
         self._session: aiohttp.ClientSession | None = None
