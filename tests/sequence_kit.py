@@ -24,6 +24,7 @@ from headrace.schemas.record import Header, Out
 from headrace.schemas.sequence import sequence_key
 from headrace.schemas.snapshot import SequenceCodec
 from headrace.schemas.tensor import Datatype, Tensor
+from headrace.streams.log import Mode
 from headrace.streams.status import SequenceCounts
 from onnx import helper
 from onnx_models import ELEMENT_TYPES, model, write_repository
@@ -70,8 +71,10 @@ class SequenceStage(Stage):
         steps: What was sent as a step, by where it lies.
     """
 
-    def __init__(self, logs: object, prefix: str, *, partitions: int = 2) -> None:
-        super().__init__(logs, prefix, partitions=partitions, model=MODEL)  # type: ignore[arg-type]  # as the stage's
+    def __init__(
+        self, logs: object, prefix: str, *, partitions: int = 2, mode: Mode | None = None
+    ) -> None:
+        super().__init__(logs, prefix, partitions=partitions, model=MODEL, mode=mode)  # type: ignore[arg-type]  # as the stage's
         self.steps: dict[Key, Step] = {}
 
     def record(

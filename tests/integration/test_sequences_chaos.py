@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from fault_kit import KafkaLogs, Key, until, until_members
+from headrace.streams.log import Mode
 from sequence_kit import (
     MODEL,
     SequenceStage,
@@ -23,7 +24,7 @@ from sequence_kit import (
     write_folds,
     write_sums,
 )
-from worker_process import Crew
+from worker_process import Crew, WorkerProcess
 
 NAMES = ("w1", "w2", "w3")
 COMMITS_MS = {"w1": 0, "w2": 10, "w3": 100}
@@ -32,6 +33,9 @@ PARTITIONS = 6
 TICK_S = 0.03
 STEPS = 9
 """Steps of a tick: each of 40 live sequences steps some seven times per second."""
+ROLLED = ("w1", "w2", "w3", "w4")
+"""Workers of the rolling restart (FAULTS B10), which share `ROLLED_PARTITIONS`."""
+ROLLED_PARTITIONS = 8
 PAUSE_S = 5.0
 """Longest pause that a restart may cost (FAULTS B10)."""
 
@@ -172,20 +176,35 @@ class Restarts:
         moved: Per restart, the workers whose partitions were others after it than before.
         rebalances: Of the workers that were not restarted, over all restarts.
         away: Per restart, the partitions of the one who was away.
+        pauses: What these have timed of them in their histogram.
+        slow_pauses: Those of more than `PAUSE_S`.
     """
 
     moved: list[set[str]] = field(default_factory=list)
     rebalances: float = 0
     away: list[set[int]] = field(default_factory=list)
+    pauses: float = 0
+    slow_pauses: float = 0
+
+
+async def timed(workers: Sequence[WorkerProcess]) -> tuple[float, float]:
+    """Return how many pauses these workers have timed, and how many of them took too long."""
+    count = below = 0.0
+    for worker in workers:
+        samples = await worker.samples("headrace_rebalance_seconds_bucket")
+        by_bound = {float(sample.labels["le"]): sample.value for sample in samples}
+        count, below = count + by_bound[float("inf")], below + by_bound[PAUSE_S]
+    return count, count - below
 
 
 async def roll(crew: Crew, seen: Restarts, options: Callable[[str], Sequence[str]]) -> None:
     """Restart one worker after the other as an operator does."""
-    await crew.until_held(MODEL, PARTITIONS // len(NAMES))
-    for name in NAMES:
-        others = [crew.workers[other] for other in NAMES if other != name]
+    await crew.until_held(MODEL, ROLLED_PARTITIONS // len(ROLLED))
+    for name in ROLLED:
+        others = [crew.workers[other] for other in ROLLED if other != name]
         before = await crew.held(MODEL)
         counted = [await worker.rebalances() for worker in others]
+        before_it = await timed(others)
         crew.workers[name].signal(signal.SIGTERM)
         assert await crew.workers[name].exited() == 0, crew.workers[name].tail()
         await crew.end(name)
@@ -193,35 +212,50 @@ async def roll(crew: Crew, seen: Restarts, options: Callable[[str], Sequence[str
         await crew.workers[name].until_metric("headrace_batch_rows_count")
         now = [await worker.rebalances() for worker in others]
         seen.rebalances += sum(now) - sum(counted)
+        times, slow = await timed(others)
+        seen.pauses += times - before_it[0]
+        seen.slow_pauses += slow - before_it[1]
         after = await crew.held(MODEL)
-        seen.moved.append({n for n in NAMES if after[n] != before[n]})
+        seen.moved.append({n for n in ROLLED if after[n] != before[n]})
         seen.away.append(before[name])
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("is_static", [True, False], ids=["static", "dynamic"])
-async def test_B10_a_rolling_restart_loses_nothing(is_static, tmp_path, kafka_properties, unique):
+@pytest.mark.parametrize(
+    ("is_static", "mode"),
+    [(True, Mode.AT_LEAST_ONCE), (True, Mode.EXACTLY_ONCE), (False, Mode.AT_LEAST_ONCE)],
+    ids=["static", "static-exactly_once", "dynamic"],
+)
+async def test_B10_a_rolling_restart_loses_nothing(
+    is_static, mode, tmp_path, kafka_properties, unique
+):
     """Static members come back to their partitions and no others pause; without, all pause for a moment."""
     properties = {**kafka_properties, "session.timeout.ms": "40000"}
     repository = write_folds(tmp_path / "models")
 
     def options(name: str) -> Sequence[str]:
-        return ("--group-instance-id", name) if is_static else ()
+        own = ("--group-instance-id", name) if is_static else ()
+        partitions = ("--partitions", str(ROLLED_PARTITIONS))
+        return (*own, *partitions, "--delivery", str(mode))
 
     seen = Restarts()
     async with (
-        SequenceStage(KafkaLogs(properties), unique("b10"), partitions=PARTITIONS) as stage,
+        SequenceStage(
+            KafkaLogs(properties), unique("b10"), partitions=ROLLED_PARTITIONS, mode=mode
+        ) as stage,
         crew_of(stage, repository, tmp_path) as crew,
     ):
-        for name in NAMES:
+        for name in ROLLED:
             await crew.start(name, options=options(name))
         traffic = Traffic(stage, 3, ids=40, length=20)
         took = await flow(stage, traffic, roll(crew, seen, options))
         check_folds(stage)
     assert all(seen.away)
     if is_static:
-        assert seen.moved == [set()] * len(NAMES)
-        assert seen.rebalances == 0
+        assert seen.moved == [set()] * len(ROLLED)
+        assert seen.rebalances == seen.pauses == 0
     else:
         assert seen.rebalances > 0
         assert max(took.values()) < PAUSE_S, "the pause of a restart"
+        assert seen.pauses > 0
+        assert seen.slow_pauses == 0
