@@ -58,10 +58,15 @@ class Announcing:
         self._joined: set[str] = set()
         self._said: dict[str, object] = {}
         self._said_at: dict[str, float] = {}
+        self._told: set[str] = set()
 
     def wake(self) -> None:
         """Say at once what changed."""
         self._wake.set()
+
+    def has_told(self) -> bool:
+        """Whether the fleet has been told of every model that it is served here."""
+        return self._worker.models.keys() <= self._told
 
     async def run(self) -> None:
         """Write for ever; a log that fails is tried again at the next turn."""
@@ -71,7 +76,9 @@ class Announcing:
                 due = self._due()
                 if due:
                     try:
+                        joined = {status.model for status in due} & self._joined
                         await announcer.write(due)
+                        self._told |= joined
                     except LogError as exc:
                         self._said.clear()
                         logger.warning("the worker's status cannot be written: %s", exc.detail)

@@ -137,8 +137,16 @@ class Worker:
             not self._stopping
             and not self._missing
             and self._repository.is_ready()
-            and all(worker.ready() for worker in self.models.values())
+            and self.is_serving()
         )
+
+    def is_serving(self) -> bool:
+        """Whether every loaded model is served, and the fleet knows it.
+
+        Who restarts workers one after the other ends the next one as soon as this one is ready: gateways that did not
+        know of it yet would find nobody (FAULTS B67).
+        """
+        return self._announcing.has_told() and all(w.ready() for w in self.models.values())
 
     def series(self) -> list[Series]:
         """Return this process's counts of every served version, for Triton's metric names (MX-01…MX-10)."""

@@ -270,7 +270,7 @@ async def _working(
                 return False
             if settings.strict_readiness:
                 return worker.ready()
-            return all(model.ready() for model in worker.models.values())
+            return worker.is_serving()
 
         def page() -> bytes:
             return metrics_page(worker.series(), worker.registry)
