@@ -31,6 +31,7 @@ from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.consumers.settle_choice import make_settler
 from headrace.consumers.settle_transactions import Transactions
+from headrace.consumers.trouble import Trouble
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
@@ -57,7 +58,7 @@ class ModelWorker:
         draining: No new record is admitted.
         exit_by: When a drain must have ended, by the loop's clock, whatever budget it has.
         source: The group member, None between two memberships.
-        trouble: Why it does not serve now, ``""`` if it does.
+        trouble: Why it does not serve now, if it does not.
         sequences: Live sequences and their state; None where the model has none.
     """
 
@@ -102,7 +103,7 @@ class ModelWorker:
         self.answering = answering
         self.draining = False
         self.exit_by = float("inf")
-        self.trouble = "not joined yet"
+        self.trouble = Trouble("not joined yet")
         self.partition_count = partition_count
         self.sequences = sequences
         if sequences is not None:
@@ -137,7 +138,7 @@ class ModelWorker:
     def troubled(self) -> str:
         """Return why it does not serve all that is assigned, ``""`` if it does."""
         stands = "" if self._watch is None else self._watch.trouble()
-        return self.trouble or stands or self.answering.trouble()
+        return self.trouble.text or stands or self.answering.trouble()
 
     def stuck(self) -> Mapping[TP, bool]:
         """Return the partitions that are ours, and whether they have records and hand out none."""
@@ -159,6 +160,7 @@ class ModelWorker:
     def counted(self, there: Mapping[str, int]) -> None:
         """Take partition counts as they are now, by topic; join again where answers are addressed to what is gone."""
         self.partition_count = there.get(self._topic, self.partition_count)
+        self.trouble.look(self.partitions.values())
         if self.source is not None:
             self.source.counted(there)
         if self.answering.counted(there):
@@ -176,8 +178,8 @@ class ModelWorker:
             try:
                 await self._serve(stop)
             except* LogError as group:
-                self.trouble = f"the log failed: {first_failure(group).detail}"
-                logger.warning("model '%s': %s; joining again", self.model_name, self.trouble)
+                self.trouble.failed(first_failure(group))
+                logger.warning("model '%s': %s; joining again", self.model_name, self.trouble.text)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 # Before Python 3.13, a task group with a failed child raises its failure instead of a cancellation.
@@ -231,7 +233,7 @@ class ModelWorker:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 async with source:
-                    self.trouble = ""
+                    self.trouble.joined()
                     running = [
                         tasks.create_task(settler.run()),
                         tasks.create_task(intake.run(source)),
@@ -292,7 +294,7 @@ class ModelWorker:
             self.sequences.forget_suspended()
         self.partitions.clear()
         self.source = self._intake = self._settler = self._watch = None
-        self.trouble = self.trouble or "it has left its group"
+        self.trouble.left()
 
     def _new_assignment(self) -> Assignment:
         return Assignment(
@@ -357,6 +359,7 @@ class ModelWorker:
 
     def _settled(self, count: int) -> None:
         if count:
+            self.trouble.settled(self.partitions.values())
             self._room_made()
 
     def _room_made(self) -> None:
@@ -365,7 +368,7 @@ class ModelWorker:
 
     def _scheduler_failed(self, exc: BaseException) -> None:
         """End with the bug: requests that hang behind a queue nobody serves must not look served (FAULTS B42)."""
-        self.trouble = f"its scheduler failed: {exc!r}"
+        self.trouble.text = f"its scheduler failed: {exc!r}"
         self._start(failing(exc))
 
     async def _is_pointless(self) -> bool:

@@ -385,6 +385,17 @@ async def test_B58_a_worker_without_a_right_is_not_ready_says_which_and_heals(
             lambda: not worker.ready() and any(wanted in why for why in worker.troubles()),
             f"{worker.troubles()}",
         )
+        memberships = []
+
+        def steadily(count):
+            assert not worker.ready(), "it looks well between two failures"
+            found = worker.models["echo"].assignment
+            if found not in memberships:
+                memberships.append(found)
+            return len(memberships) >= count
+
+        await until(lambda: steadily(3), "further memberships")
+        assert any(wanted in why for why in worker.troubles())
         await rights.allow_again("bob", operation, resource, name)
         await answer_to(ruler, topology, record)
         await until(worker.ready, f"{worker.troubles()}")
