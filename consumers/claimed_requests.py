@@ -104,6 +104,7 @@ class ClaimedRequests:
         take: Take,
         ended: Callable[[], None],
         sequences: bool,
+        counts_settling: bool = True,
     ) -> None:
         """Keep the parts.
 
@@ -115,6 +116,7 @@ class ClaimedRequests:
             take: Admits what a line has ready.
             ended: Called when a line has ended: its partition may be resumed.
             sequences: Records are steps of sequences, which no deadline skips (DELIVERY P-15).
+            counts_settling: As intake's: whether what is being published takes room.
         """
         self.failed: BaseException | None = None
         self._decoder = decoder
@@ -124,6 +126,7 @@ class ClaimedRequests:
         self._take = take
         self._line_ended = ended
         self._sequences = sequences
+        self._counts_settling = counts_settling
         self._lines: dict[Partition, deque[Outcome]] = {}
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
         self._room = asyncio.Event()
@@ -236,7 +239,10 @@ class ClaimedRequests:
         """Whether so many bytes may be in flight more; waits for it, or until nothing else will make room."""
         limit = self._settings.max_queued_bytes
         while self._is_ours(part):
-            total = sum(p.in_flight_bytes for p in self._partitions.values())
+            total = sum(
+                p.bytes_waiting(counts_settling=self._counts_settling)
+                for p in self._partitions.values()
+            )
             in_lines = sum(outcome.size for line in self._lines.values() for outcome in line)
             if total + size <= limit or (may_wait and total <= in_lines):
                 return True

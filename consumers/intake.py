@@ -144,6 +144,7 @@ class Intake:
                 take=partial(self._take, source),
                 ended=partial(self._resume, source),
                 sequences=self._sequences,
+                counts_settling=self._counts_settling,
             )
         try:
             await self._poll(source)
@@ -184,9 +185,7 @@ class Intake:
         records = size = 0
         for part in self._partitions.values():
             records += self._records(part)
-            size += part.in_flight_bytes
-            if not self._counts_settling:
-                size -= part.settling_bytes
+            size += part.bytes_waiting(counts_settling=self._counts_settling)
         settings = self._settings
         return records >= settings.max_queued_records or size >= settings.max_queued_bytes
 
@@ -237,7 +236,7 @@ class Intake:
 
     def _records(self, part: Partition) -> int:
         """Return how many of a partition's records take room of what may be admitted."""
-        return part.in_flight if self._counts_settling else part.in_flight - part.settling
+        return part.records_waiting(counts_settling=self._counts_settling)
 
     async def _admit(self, source: Source, part: Partition, block: Block) -> None:
         if not self._is_ours(part) or part.source_epoch != block.epoch:

@@ -66,6 +66,14 @@ class Partition:
         self.held: deque[Entry] = deque()
         self.paused = True
 
+    def records_waiting(self, *, counts_settling: bool) -> int:
+        """Return how many of its records take room of what may be admitted; ``counts_settling``: also what settles."""
+        return self.in_flight if counts_settling else self.in_flight - self.settling
+
+    def bytes_waiting(self, *, counts_settling: bool) -> int:
+        """Return the same in bytes of their values."""
+        return self.in_flight_bytes - (0 if counts_settling else self.settling_bytes)
+
     def __repr__(self) -> str:
         """Show where it stands."""
         state = "active" if self.active else "inactive"

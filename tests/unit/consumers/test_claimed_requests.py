@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from claim_kit import claims, objects
 from headrace.consumers.claimed_requests import ClaimDecoder, ClaimedRequests
 from headrace.consumers.ledger import OffsetLedger
@@ -51,7 +52,7 @@ def partition(tp: TP) -> Partition:
 class Lines:
     """The lines of two partitions, and what they let through."""
 
-    def __init__(self, kept: Claims) -> None:
+    def __init__(self, kept: Claims, *, counts_settling: bool = True) -> None:
         self.parts = {tp: partition(tp) for tp in (A, B)}
         self.taken: list[int] = []
         self.decoder = ClaimDecoder(RequestDecoder({1: make_signature()}, model_name="echo"), kept)
@@ -63,6 +64,7 @@ class Lines:
             take=self.take,
             ended=lambda: None,
             sequences=False,
+            counts_settling=counts_settling,
         )
 
     def take(self, part: Partition, decoded: Decoded) -> None:
@@ -94,3 +96,24 @@ async def test_B95_a_block_that_comes_while_a_line_waits_for_room_keeps_its_plac
     await until(lambda: all_of.parts[A] not in lines)
     assert lines.failed is None
     assert all_of.taken == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("counts_settling", [True, False])
+async def test_B95_what_is_in_a_transaction_takes_no_room_of_a_claimed_value(
+    tmp_path: Path, counts_settling: bool
+):
+    """In exactly_once a line goes on beside it; at least once it waits for the settle."""
+    kept = claims(objects("memory", tmp_path))
+    all_of = Lines(kept, counts_settling=counts_settling)
+    lines, other = all_of.lines, all_of.parts[B]
+    other.in_flight, other.in_flight_bytes = 1, ROOM
+    other.settling, other.settling_bytes = 1, ROOM
+    assert all_of.offer(await claimed(kept, 0))
+    if counts_settling:
+        await asyncio.sleep(0)
+        assert all_of.parts[A] in lines
+        other.in_flight = other.in_flight_bytes = other.settling = other.settling_bytes = 0
+        lines.room_made()
+    await until(lambda: all_of.parts[A] not in lines)
+    assert all_of.taken == [0]
+    assert other.in_flight_bytes == (0 if counts_settling else ROOM)
