@@ -36,6 +36,7 @@ HEADERS = f"{PREFIX}headers"
 """Number of the original's headers, which come first; the last of ours."""
 REDRIVE = f"{PREFIX}redrive"
 OFFSET = f"{PREFIX}offset"
+RUN = f"{PREFIX}redrive-run"
 
 MAX_DETAIL_CHARS = 2000
 """An error's sentence in a header is cut there."""
@@ -125,11 +126,13 @@ class Redrive:
         state: `RedriveState.BEGUN` is written before the request is sent, `RedriveState.SENT` once it is acknowledged:
             a letter that has only the first may have been sent or not.
         attempt: That the request was marked with.
+        run: Names the redrive that left it: of several at the same time, each knows its own.
     """
 
     offset: int
     state: RedriveState
     attempt: int
+    run: str = ""
 
 
 def write_dead_letter(letter: DeadLetter, target: TP, max_record_bytes: int) -> Out:
@@ -252,6 +255,7 @@ def write_mark(target: TP, redrive: Redrive) -> Out:
         (REDRIVE, redrive.state.encode()),
         (OFFSET, b"%d" % redrive.offset),
         (ATTEMPTS, b"%d" % redrive.attempt),
+        (RUN, redrive.run.encode()),
     ]
     key = b"%d/%d" % (target.partition, redrive.offset)
     return Out(target.topic, target.partition, key, b"", headers)
@@ -269,7 +273,8 @@ def read_mark(record: Record) -> Redrive | None:
     state = _text(found, REDRIVE)
     if state not in set(RedriveState):
         raise ValueError(f"header '{REDRIVE}' is {state!r}, expected begun or sent")
-    return Redrive(_number(found, OFFSET), RedriveState(state), _number(found, ATTEMPTS))
+    run = (found.get(RUN) or b"").decode(errors="replace")
+    return Redrive(_number(found, OFFSET), RedriveState(state), _number(found, ATTEMPTS), run)
 
 
 def _last(headers: Headers, name: str) -> int:

@@ -3,12 +3,14 @@
 Each batch of letters goes in three acknowledged steps: a mark per letter that its redrive has begun, the requests, and
 a mark per letter that they were sent. The marks are records of the dead-letter topic itself, behind their letters in
 the same partition, so that no other topic is needed and retention never takes a mark before its letter. Whoever is
-killed in between leaves letters *in doubt*: sent or not, and never silently sent twice. Two redrives of the same
-letters at the same time are not kept apart.
+killed in between leaves letters *in doubt*: sent or not, and never silently sent twice. Of two redrives of the same
+letters at the same time, the one whose first mark comes first sends a letter (`headrace.streams.dead_letter_claims`).
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +22,11 @@ from headrace.schemas.dead_letter import (
     write_mark,
 )
 from headrace.schemas.record import ATTEMPT, TP, Out
+from headrace.streams.dead_letter_claims import RedriveClaims
 from headrace.streams.dead_letter_topic import LetterRow, LetterState, read_letters
 from headrace.streams.log import Log, Publisher
+
+logger = logging.getLogger(__name__)
 
 BATCH_LETTERS = 100
 """Letters that are sent together, and at most so many are in doubt after a crash."""
@@ -158,7 +163,8 @@ async def redrive(
         topic: The dead-letter topic.
         planned: By `plan`.
         options: Those that it was planned with.
-        on_sent: Called with each batch once its requests and marks are acknowledged.
+        on_sent: Called with what was sent of each batch, once its requests and marks are acknowledged: the others are
+            sent by another redrive.
 
     Raises:
         LogError: Reading or publishing failed. What `on_sent` was told of was sent; what else was in the batch at hand
@@ -167,11 +173,26 @@ async def redrive(
     going = {one.row.id: one for one in planned if not one.refusal}
     batch: list[tuple[Planned, DeadLetter]] = []
     size = 0
+    run = secrets.token_hex(8)
+    claims = RedriveClaims(log, topic, run, {found: one.attempt for found, one in going.items()})
     async with log.publisher() as publisher:
 
         async def flush() -> None:
-            await _send(publisher, topic, batch, options)
-            on_sent([one for one, _ in batch])
+            await publisher.publish(_marks(topic, batch, RedriveState.BEGUN, run))
+            await claims.look()
+            ours = [(one, letter) for one, letter in batch if claims.is_ours(one.row.id)]
+            if ours:
+                await _send(publisher, topic, ours, options, run)
+            # Behind the other's last mark, our first one would say that it is in doubt.
+            late = [(one, letter) for one, letter in batch if claims.is_sent(one.row.id)]
+            if late:
+                await publisher.publish(_marks(topic, late, RedriveState.SENT, run))
+            if len(ours) < len(batch):
+                logger.warning(
+                    "another redrive has begun with %d dead letters before this one and sends them",
+                    len(batch) - len(ours),
+                )
+            on_sent([one for one, _ in ours])
 
         async for found, letter in read_letters(log, topic, going):
             if batch and (
@@ -190,21 +211,23 @@ async def _send(
     topic: str,
     batch: Sequence[tuple[Planned, DeadLetter]],
     options: Options,
+    run: str,
 ) -> None:
-    await publisher.publish(_marks(topic, batch, RedriveState.BEGUN))
     await publisher.publish(
         [
             redriven(letter, one.attempt, without_deadline=options.without_deadline)
             for one, letter in batch
         ]
     )
-    await publisher.publish(_marks(topic, batch, RedriveState.SENT))
+    await publisher.publish(_marks(topic, batch, RedriveState.SENT, run))
 
 
 def _marks(
-    topic: str, batch: Sequence[tuple[Planned, DeadLetter]], state: RedriveState
+    topic: str, batch: Sequence[tuple[Planned, DeadLetter]], state: RedriveState, run: str
 ) -> list[Out]:
     return [
-        write_mark(TP(topic, one.row.id.partition), Redrive(one.row.id.offset, state, one.attempt))
+        write_mark(
+            TP(topic, one.row.id.partition), Redrive(one.row.id.offset, state, one.attempt, run)
+        )
         for one, _ in batch
     ]

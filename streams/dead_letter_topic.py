@@ -215,7 +215,7 @@ async def find_letters(
     if not spans:
         return found
     async with log.reader(spans, committed=True) as reader:
-        async for block in _blocks(reader, topic, stall_s):
+        async for block in read_blocks(reader, topic, stall_s):
             for record in block.records:
                 _take(record, selection, rows, found)
             if len(rows) > MAX_MATCHES:
@@ -286,7 +286,7 @@ async def read_letters(
     if not spans:
         return
     async with log.reader(spans, committed=True) as reader:
-        async for block in _blocks(reader, topic, stall_s):
+        async for block in read_blocks(reader, topic, stall_s):
             for record in block.records:
                 found = LetterId(record.partition, record.offset)
                 if found not in wanted:
@@ -318,8 +318,8 @@ async def _spans(log: Log, topic: str, wanted: Iterable[LetterId]) -> Mapping[TP
     }
 
 
-async def _blocks(reader: Reader, topic: str, stall_s: float) -> AsyncIterator[Block]:
-    """Yield what an open reader hands out, until its spans are read."""
+async def read_blocks(reader: Reader, topic: str, stall_s: float) -> AsyncIterator[Block]:
+    """Yield what an open reader hands out, until its spans are read; `LogError` naming the topic without progress."""
     loop = asyncio.get_running_loop()
     since = loop.time()
     at: Mapping[TP, int] = {}

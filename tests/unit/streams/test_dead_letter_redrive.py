@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -223,3 +224,31 @@ async def test_a_letter_that_retention_takes_meanwhile_is_not_reported_as_sent()
         await redrive(log, DEAD, planned, options(), told.extend)
         assert sorted(str(one.row.id) for one in told) == ["0/2", "1/0", "1/1"]
         assert len(await records(log, REQUESTS)) == 3
+
+
+async def test_two_redrives_at_the_same_time_send_each_letter_once(monkeypatch):
+    """Whichever comes first at each; what the other has sent is not in doubt."""
+    monkeypatch.setattr(dead_letter_redrive, "BATCH_LETTERS", 2)
+    async with MemoryLog() as log:
+        await make_topics(log)
+        await put(log, *LETTERS)
+        reports = await asyncio.gather(*(run(log) for _ in range(3)))
+        sent = [found for told in reports for batch in told for found in batch]
+        assert sorted(sent) == ["0/0", "0/1", "0/2", "1/0", "1/1"]
+        assert len(await records(log, REQUESTS)) == 5
+        assert set((await states(log)).values()) == {"redriven"}
+
+
+async def test_a_redrive_that_was_planned_before_another_has_sent_sends_nothing():
+    """It begins when the other has ended: its own marks come last, and say nothing wrong."""
+    async with MemoryLog() as log:
+        await make_topics(log)
+        await put(log, *LETTERS)
+        found = await find_letters(log, DEAD, Selection())
+        planned = plan(found.oldest(100), await log.topics(), options())
+        await run(log)
+        told = []
+        await redrive(log, DEAD, planned, options(), told.extend)
+        assert told == []
+        assert len(await records(log, REQUESTS)) == 5
+        assert set((await states(log)).values()) == {"redriven"}

@@ -150,7 +150,7 @@ def test_reading_that_makes_no_progress_ends_with_a_sentence():
     async def stall():
         log = log_never_there
         async with log.reader({TP(DEAD, 0): Span(0, 9)}) as reader:
-            return [block async for block in dead_letter_topic._blocks(reader, DEAD, 20.0)]
+            return [block async for block in dead_letter_topic.read_blocks(reader, DEAD, 20.0)]
 
     log_never_there = log_of(FOUR[0])
     with pytest.raises(LogError, match="made no progress for 20 s"):
