@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 from headrace.consumers.ledger import decode_metadata
 from headrace.deploy.broker import named_kafka, open_log, topology_of
-from headrace.deploy.console import errors, out, print_table
+from headrace.deploy.console import errors, out, plain, print_table
 from headrace.deploy.failure import CommandFailed, failure_of
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
@@ -56,6 +56,8 @@ def _cannot_tell(command: Callable[..., Result]) -> Callable[..., Result]:
     def run(**values: object) -> Result:
         try:
             return command(**values)
+        except typer.Exit:
+            raise  # it says what it found
         except Exception as exc:
             raise CommandFailed(str(failure_of(exc)), status=STATUS[Verdict.UNSURE]) from exc
 
@@ -191,7 +193,7 @@ def print_report(report: AuditReport, verdict: Verdict, delivery: Mode) -> None:
     for model in report.models:
         for example in model.examples:
             # No table: a place that is cut, or broken into two lines, leads nobody there.
-            out.print(_told(example), markup=False)
+            out.print(plain(_told(example)), markup=False)
     for note in report.notes:
         errors.print(note, markup=False)
     out.print(_sentence(total, verdict, delivery), markup=False)
@@ -208,9 +210,9 @@ WORDS = {
 
 
 def _told(example: Example) -> str:
-    places = ", ".join(map(_plain, example.answers))
+    places = ", ".join(example.answers)
     detail = "" if example.detail == "equal" else example.detail
-    return ": ".join(filter(None, (WORDS[example.kind], _plain(example.source), detail, places)))
+    return ": ".join(filter(None, (WORDS[example.kind], example.source, detail, places)))
 
 
 def _cells(counts: Counts) -> tuple[int | str, ...]:
@@ -249,11 +251,6 @@ def _sentence(total: Counts, verdict: Verdict, delivery: Mode) -> str:
         f"({total.duplicated_equal} of them equal), {total.orphaned} orphaned"
         + (f", {letters} dead letters repeated." if letters else ".")
     )
-
-
-def _plain(text: str) -> str:
-    """Return somebody else's word without what a terminal would obey."""
-    return text if text.isprintable() else repr(text)
 
 
 def _span(

@@ -51,6 +51,13 @@ def print_table(
     out.print(table, soft_wrap=False)
 
 
+def plain(text: str) -> str:
+    """Return somebody else's words without what a terminal would obey: what cannot be printed is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def hint(sentence: str) -> None:
     """Print a sentence that helps, on standard error."""
     errors.print(sentence, style="yellow", markup=False)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 
-from headrace.deploy.console import out, print_table
+from headrace.deploy.console import out, plain, print_table
 from headrace.schemas.codec import decode_request
 from headrace.schemas.dead_letter import DeadLetter
 from headrace.schemas.errors import InferError
@@ -52,7 +52,7 @@ def _facts(row: LetterRow) -> Iterator[str]:
 
 
 def _errors(letter: DeadLetter) -> Iterator[str]:
-    yield _plain(letter.reason)
+    yield plain(letter.reason)
     yield _error(letter)
 
 
@@ -73,8 +73,8 @@ def print_planned(planned: Sequence[Planned], sent: Collection[object], *, is_dr
             (
                 one.row.id,
                 _model(one.row),
-                _plain(one.row.letter.reason),
-                f"{_plain(one.target.topic)}/{one.target.partition}",
+                plain(one.row.letter.reason),
+                f"{plain(one.target.topic)}/{one.target.partition}",
                 one.attempt,
                 _outcome(one, is_sent=one.row.id in sent, is_dry=is_dry),
             )
@@ -86,7 +86,7 @@ def print_planned(planned: Sequence[Planned], sent: Collection[object], *, is_dr
 
 def _outcome(one: Planned, *, is_sent: bool, is_dry: bool) -> str:
     if one.refusal:
-        return f"refused: {_plain(one.refusal)}"
+        return f"refused: {plain(one.refusal)}"
     if is_dry:
         return "would be sent"
     return "sent" if is_sent else "not sent"
@@ -101,8 +101,8 @@ def print_letter(row: LetterRow, letter: DeadLetter) -> None:
         ("timestamp", time_text(letter.timestamp_ms)),
         ("written", time_text(row.written_ms)),
         ("model", _model(row)),
-        ("status", _plain(letter.status)),
-        ("reason", _plain(letter.reason)),
+        ("status", plain(letter.status)),
+        ("reason", plain(letter.reason)),
         ("error", _error(letter)),
         ("attempts", letter.attempts),
         ("key", _sized(letter.key, row.key_bytes)),
@@ -113,7 +113,7 @@ def print_letter(row: LetterRow, letter: DeadLetter) -> None:
         sentence = f"It is not kept whole: the original is {source}, if that is still there."
         out.print(sentence, markup=False)
     if letter.headers:
-        headers = [(_plain(name), _shown(value)) for name, value in letter.headers]
+        headers = [(plain(name), _shown(value)) for name, value in letter.headers]
         print_table(("header", "value"), headers)
     for line in (*request_lines(letter), *preview_lines(letter.value)):
         out.print(line, markup=False)
@@ -127,7 +127,7 @@ def request_lines(letter: DeadLetter) -> Iterator[str]:
         request = _decoded(letter)
         lines = [_request_line(request), *map(_tensor_line, request.inputs)]
     except InferError as exc:
-        yield f"no request: {_plain(exc.detail)}"
+        yield f"no request: {plain(exc.detail)}"
     except Exception as exc:  # noqa: BLE001  # foreign bytes: whatever they make a parser do is no reason to show less
         yield f"no request: {type(exc).__name__}"
     else:
@@ -156,7 +156,7 @@ def _tensor_line(tensor: Tensor) -> str:
     try:
         elements = tensor.numpy().ravel()
     except InferError as exc:
-        return f"{line}: {_plain(exc.detail)}"
+        return f"{line}: {plain(exc.detail)}"
     more = ", …" if elements.size > SHOWN_ELEMENTS else ""
     shown = ", ".join(repr(item) for item in elements[:SHOWN_ELEMENTS].tolist())
     return f"{line}: [{shown}{more}]"
@@ -170,7 +170,7 @@ def preview_lines(value: bytes | None) -> Iterator[str]:
     more = f" (the first {PREVIEW_BYTES} of {len(value)} bytes)" if len(value) > len(head) else ""
     if _is_text(value):
         yield f"value as text{more}:"
-        yield f"  {_plain(head.decode(errors='ignore'))}"  # a character may be cut in two
+        yield f"  {plain(head.decode(errors='ignore'))}"  # a character may be cut in two
         return
     yield f"value{more}:"
     for at in range(0, len(head), HEX_COLUMNS):
@@ -220,15 +220,15 @@ def _base64(raw: bytes | None) -> str | None:
 
 
 def _source(letter: DeadLetter) -> str:
-    return f"{_plain(letter.source.topic)}/{letter.source.partition}/{letter.offset}"
+    return f"{plain(letter.source.topic)}/{letter.source.partition}/{letter.offset}"
 
 
 def _error(letter: DeadLetter) -> str:
-    return _plain(f"{letter.error_class}: {letter.detail}")
+    return plain(f"{letter.error_class}: {letter.detail}")
 
 
 def _model(row: LetterRow) -> str:
-    return _plain(f"{row.letter.model} {row.letter.version}".rstrip())
+    return plain(f"{row.letter.model} {row.letter.version}".rstrip())
 
 
 def _sized(raw: bytes | None, size: int | None) -> str:
@@ -241,14 +241,7 @@ def _shown(raw: bytes | None) -> str:
         return "null"
     head = raw[:SHOWN_CHARS]
     try:
-        text = _plain(head.decode())
+        text = plain(head.decode())
     except UnicodeDecodeError:
         text = repr(head)
     return text + ("…" if len(raw) > len(head) else "")
-
-
-def _plain(text: str) -> str:
-    """Return text without what a terminal would obey: other than printable characters are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

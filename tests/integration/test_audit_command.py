@@ -128,7 +128,7 @@ async def test_findings_end_with_1_and_their_coordinates(topics):
             f"{topics.results}/0/1, {topics.results}/0/3"
         ),
         f"orphaned: {topics.requests}/0/77: there is no such request: {topics.results}/0/4",
-        rf"orphaned: '\x1b[31m/0/5': there is no such partition: {topics.results}/0/5",
+        rf"orphaned: \x1b[31m/0/5: there is no such partition: {topics.results}/0/5",
         "Not as at_least_once promises: 0 missing, 1 duplicated (0 of them equal), 2 orphaned.",
     ]
     assert "\x1b[31m" not in table
@@ -139,7 +139,7 @@ def test_no_number_and_no_place_is_cut_in_a_narrow_terminal(columns):
     """Half a number is another one, and a place is there to be copied."""
     place = "headrace.densenet_onnx.results/3/1234567"
     counts = Counts(1_234_567, 1_234_560, 4, 1, 1, 3, 12, dead_letters_repeated=1)
-    example = Example(Kind.MISSING, place, (place,), "nothing instead of an answer")
+    example = Example(Kind.MISSING, place, (place,), "nothing instead of an answer\x1b[31m")
     report = AuditReport(
         [ModelReport("densenet_onnx", [PartitionReport(0, 100_000, 1_334_567, counts)], [example])]
     )
@@ -147,7 +147,7 @@ def test_no_number_and_no_place_is_cut_in_a_narrow_terminal(columns):
         print_report(report, Verdict.FINDINGS, Mode.AT_LEAST_ONCE)
     text = printed.get()
     assert "…" not in text
-    assert f"missing: {place}: nothing instead of an answer: {place}\n" in text
+    assert rf"missing: {place}: nothing instead of an answer\x1b[31m: {place}" in text
     table = text.partition("missing: ")[0]
     assert max(map(len, table.splitlines())) <= columns
     cells = rows(table)
