@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.consumers.retry import LOOK_NS, Retries, RetryBounds
+from headrace.consumers.ceiling import Ceiling
+from headrace.consumers.execution import Execution, Part
+from headrace.consumers.recovery import Recovery
+from headrace.consumers.retry import LOOK_NS, Retries, RetryBounds, piece_of
 from headrace.schemas.batch import Batch
 from headrace.schemas.errors import Retriable
 from headrace.schemas.record import TP
@@ -136,3 +139,28 @@ def test_every_request_leaves_exactly_once_and_is_tried_within_its_bound(
             fail(batch, singly=False)
     assert sorted(over) == list(range(start))
     assert set(tries.values()) <= {max_attempts}
+
+
+def test_B101_what_leaves_without_a_last_try_is_forgotten() -> None:
+    """By its deadline, or with its partition: what is remembered of it would stay for ever."""
+    held = retries()
+    batch = batch_of(2)
+    batch.entries[0].expires_ns = 200 * MS
+    held.hold(batch, ERROR, 0)
+    assert held.expire(200 * MS + 1)
+    assert repr(held) == "Retries(1 held, 1 tried before)"
+    assert held.drop(batch.entries[1].tp)
+    assert not held
+
+
+def test_B101_what_succeeds_beside_others_that_are_tried_again_is_forgotten() -> None:
+    held = retries()
+    recovery = Recovery(held, Ceiling(8, 1), None, repeatable=True)
+    batch = batch_of(2)
+    held.hold(batch, ERROR, 0)
+    again = held.take(100 * MS)
+    assert again is not None
+    parts = [Part(piece_of(again, [0]), (), None), Part(piece_of(again, [1]), (), ERROR)]
+    found = recovery.sort(again, Execution(parts, 1, 0, 0, 0, failed=True), 100 * MS)
+    assert (offsets(found.batch), found.held) == ([0], 1)
+    assert repr(held) == "Retries(1 held, 1 tried before)"
