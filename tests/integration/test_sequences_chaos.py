@@ -221,6 +221,7 @@ async def roll(crew: Crew, seen: Restarts, options: Callable[[str], Sequence[str
 
 
 @pytest.mark.kafka
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("is_static", "mode"),
     [(True, Mode.AT_LEAST_ONCE), (True, Mode.EXACTLY_ONCE), (False, Mode.AT_LEAST_ONCE)],
@@ -245,8 +246,9 @@ async def test_B10_a_rolling_restart_loses_nothing(
         ) as stage,
         crew_of(stage, repository, tmp_path) as crew,
     ):
-        for name in ROLLED:
-            await crew.start(name, options=options(name))
+        async with asyncio.TaskGroup() as starts:
+            for name in ROLLED:
+                starts.create_task(crew.start(name, options=options(name)))
         traffic = Traffic(stage, 3, ids=40, length=20)
         took = await flow(stage, traffic, roll(crew, seen, options))
         check_folds(stage)
