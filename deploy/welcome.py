@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
+from headrace.consumers.delivery_mode import delivery_mode
 from headrace.deploy.broker import topology_of
 from headrace.deploy.console import out
 from headrace.deploy.settings import Settings
 from headrace.repository.repository import Repository
+from headrace.streams.log import Mode
 from rich.table import Table
 from rich.text import Text
 
 EMBEDDED = (
     "at least once; the embedded broker holds its data in memory and forgets it when it stops"
 )
-KAFKA = (
+AT_LEAST_ONCE = (
     "at least once: answers are acknowledged before offsets are committed; a crash may repeat one"
 )
+EXACTLY_ONCE = "exactly once: answers and offsets are committed together; read with isolation.level=read_committed"
 
 
 def url_of(address: str, port: int) -> str:
@@ -70,8 +73,31 @@ def print_welcome(settings: Settings, addresses: Addresses, repository: Reposito
     if addresses.worker:
         rows.append(("Worker", f"{addresses.worker}/metrics, {addresses.worker}/v2/health/ready"))
     if repository is not None:
-        rows.append(("Guarantee", EMBEDDED if addresses.embedded else KAFKA))
+        modes = {
+            name: delivery_mode(model.config, Mode(settings.delivery))
+            for name, model in repository.models.items()
+        }
+        rows += [("Guarantee", text) for text in guarantees(modes, embedded=addresses.embedded)]
     table = Table.grid(padding=(0, 2))
     for name, text in rows:
         table.add_row(Text(name, "bold"), Text(text))
     out.print(table, soft_wrap=False)
+
+
+def guarantees(modes: Mapping[str, Mode], *, embedded: bool) -> list[str]:
+    """Return what is guaranteed, one sentence for each mode that some model has.
+
+    Args:
+        modes: Model name → its delivery.
+        embedded: The broker is the embedded one.
+    """
+    if embedded:
+        return [EMBEDDED]
+    texts = {Mode.AT_LEAST_ONCE: AT_LEAST_ONCE, Mode.EXACTLY_ONCE: EXACTLY_ONCE}
+    found = set(modes.values()) or {Mode.AT_LEAST_ONCE}
+    if len(found) == 1:
+        return [texts[mode] for mode in found]
+    return [
+        f"{', '.join(name for name, mine in modes.items() if mine is mode)}: {text}"
+        for mode, text in texts.items()
+    ]

@@ -212,7 +212,7 @@ class TestRecords:
             assert log.max_record_bytes == 3_000_000
             await publisher.publish([Out(name, 0, None, b"x" * 2_500_000)])
             with pytest.raises(
-                LogError, match=r"300\d{4} bytes.*3000000 bytes before.*\(max.request.size"
+                LogError, match=r"300\d{4} bytes.*3000000 bytes .*\(max.request.size"
             ) as refused:
                 await publisher.publish([*outs(name, 0, 1), Out(name, 0, None, b"x" * 3_000_001)])
             assert not refused.value.retriable
