@@ -13,9 +13,9 @@ from headrace.consumers.state_store import StateStore
 from headrace.schemas.sequence import SequenceState
 from headrace.streams.log import Delivery, Mode, Outcome
 
-CUT_SHARE = 4
-"""Once one part in so many of what may be admitted is answered, it goes into transactions at once: else the rest would
-be used up before the interval is over, and the instances stand still."""
+CUT_SHARE = 2
+"""Once one part in so many of what may be admitted is answered, most of it goes into transactions at once: else the
+rest would be used up before the interval is over, and the instances stand still. What is left is many batches more."""
 
 
 def make_settler(

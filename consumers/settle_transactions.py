@@ -5,8 +5,8 @@ stop at anybody's earliest open one (P-12); those that somebody awaits are cut a
 when what is answered takes much of the room of what may be admitted. That nothing else is in flight is no reason:
 every transaction costs the broker markers.
 
-A partition has one transaction at a time and waits for no other's: while it runs, the next cut gathers, so that cuts
-grow with the load by themselves.
+A partition has one transaction at a time: while it runs, the next cut gathers, so that cuts grow with the load by
+themselves. So they do while a partition waits for its turn, for only so many transactions run side by side.
 """
 
 from __future__ import annotations
@@ -24,19 +24,25 @@ from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import SequenceState
 from headrace.streams.log import Delivery, Outcome
 
+MAX_TRANSACTIONS = 16
+"""Transactions of a model in one worker that run side by side. More of them ended no sooner, on one broker as on three,
+and would take their cuts sooner, so that there were more of them for the same records."""
+
 
 class CutBounds(NamedTuple):
     """When a cut is made.
 
     Attributes:
         interval_s: How long answers gather that nobody awaits, seconds.
-        records: Everything is cut once so many are answered and in no transaction.
+        records: Once so many are answered and in no transaction, the partitions with the most of them are cut.
         size: The same in bytes of the answered records' values.
+        transactions: So many run side by side.
     """
 
     interval_s: float
     records: int
     size: int
+    transactions: int = MAX_TRANSACTIONS
 
 
 class Transactions(Protocol):
@@ -92,7 +98,8 @@ class ExactlyOnceSettler(Settler):
         self._unscheduled: dict[
             TP, bool
         ] = {}  # put since the last call of `schedule`; True: awaited
-        self._due: set[TP] = set()  # to be cut when the transaction that runs has ended
+        self._due: set[TP] = set()  # to be cut when it is their turn
+        self._slots = asyncio.Semaphore(bounds.transactions)
         self._failing: dict[TP, tuple[float, float]] = {}  # since when, and the last time
 
     def put(
@@ -118,11 +125,10 @@ class ExactlyOnceSettler(Settler):
         for tp, is_awaited in self._unscheduled.items():
             if is_awaited:
                 self._cut(tp)
-            elif tp not in self._timers:
+            elif tp not in self._timers and tp not in self._due:
                 self._timers[tp] = loop.call_later(self._bounds.interval_s, self._cut, tp)
         self._unscheduled.clear()
-        if self._is_much():
-            self.hurry()
+        self._relieve()
 
     def hurry(self) -> None:
         """Cut every partition now."""
@@ -149,23 +155,35 @@ class ExactlyOnceSettler(Settler):
     def _stop(self) -> None:
         """Begin no transaction any more."""
         self._tasks = None
+        self._due.clear()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
-    def _is_much(self) -> bool:
-        """Whether what waits for its interval keeps much from being admitted."""
+    def _relieve(self) -> None:
+        """Where what waits for its interval keeps much from being admitted, cut what makes the most of it."""
+        waiting = [part for tp, part in self._dirty.items() if tp not in self._due]
         records = size = 0
-        for part in self._dirty.values():
+        for part in waiting:
             records += len(part.answered)
             size += part.answered_bytes
-        return records >= self._bounds.records or size >= self._bounds.size
+        max_records, max_size = self._bounds.records, self._bounds.size
+        if records < max_records and size < max_size:
+            return
+        is_size = size >= max_size
+        waiting.sort(key=lambda part: part.answered_bytes if is_size else len(part.answered))
+        while waiting and (records > max_records // 2 or size > max_size // 2):
+            part = waiting.pop()
+            records -= len(part.answered)
+            size -= part.answered_bytes
+            self._cut(part.tp)
 
     def _cut(self, tp: TP) -> None:
         self._disarm(tp)
-        if tp in self._running:
-            self._due.add(tp)
-        elif tp in self._dirty and self._tasks is not None:
+        if self._tasks is None or tp not in self._dirty:
+            return
+        self._due.add(tp)
+        if tp not in self._running:
             self._running.add(tp)
             self._tasks.create_task(self._settle(tp))
 
@@ -175,14 +193,15 @@ class ExactlyOnceSettler(Settler):
             timer.cancel()
 
     async def _settle(self, tp: TP) -> None:
-        """Settle a partition, and once more what became due meanwhile."""
+        """Settle a partition when it is its turn, and once more what became due meanwhile."""
         try:
-            while (part := self._dirty.pop(tp, None)) is not None:
-                self._disarm(tp)
-                self._due.discard(tp)
-                await self._transact(part)
-                if tp not in self._due:
-                    return
+            while tp in self._due:
+                async with self._slots:
+                    if tp not in self._due:
+                        return  # forgotten meanwhile
+                    self._due.discard(tp)
+                    self._disarm(tp)
+                    await self._transact(self._dirty.pop(tp))
         except BaseException:
             self._stop()
             raise

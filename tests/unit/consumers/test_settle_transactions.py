@@ -61,7 +61,7 @@ async def two_partitions(topic: str) -> int:
 class Scene:
     """A settler with two partitions."""
 
-    def __init__(self, records: int = 100) -> None:
+    def __init__(self, records: int = 100, transactions: int = 2) -> None:
         self.cuts = Cuts()
         self.lost: list[tuple[TP, Outcome]] = []
         self.is_pointless = False
@@ -75,7 +75,7 @@ class Scene:
             is_pointless=self._asked,
             retry_s=60.0,
             refused=RefusedReplies(self.placement),
-            bounds=CutBounds(INTERVAL_S, records, 1_000_000),
+            bounds=CutBounds(INTERVAL_S, records, 1_000_000, transactions),
             transactions=TransactionMetrics(self.registry).model("m"),
         )
 
@@ -166,15 +166,49 @@ def test_P12_a_slow_transaction_holds_no_other_partition_back():
 
 
 def test_much_that_is_answered_is_cut_before_the_interval_is_over():
-    """Else the rest of what may be admitted would be used up."""
+    """Else the rest of what may be admitted would be used up; what makes little of it waits for its interval."""
 
     async def act(scene: Scene) -> None:
         scene.answer(A, 0, 60)
         await asyncio.sleep(0.01)
         scene.answer(B, 0, 40)
+        await asyncio.sleep(0.02)
+        scene.answer(A, 60, 10)
+        scene.answer(B, 40, 50)
         await asyncio.sleep(1.0)
 
-    assert play(act).cuts.seen == [(0.01, A, 60), (0.01, B, 40)]
+    assert play(act).cuts.seen == [(0.01, A, 60), (0.03, B, 90), (0.13, A, 70)]
+
+
+def test_a_cut_is_taken_when_it_is_its_turn():
+    """What is answered while a partition waits for it goes along; nothing is cut a second time for it."""
+
+    async def act(scene: Scene) -> None:
+        scene.cuts.takes_s[A] = 0.5
+        scene.answer(A, 0, awaited=True)
+        scene.answer(B, 0, awaited=True)
+        await asyncio.sleep(0.1)
+        scene.answer(B, 1, 2)
+        await asyncio.sleep(1.0)
+
+    assert play(act, Scene(transactions=1)).cuts.seen == [(0.0, A, 1), (0.5, B, 3)]
+
+
+def test_a_partition_that_is_forgotten_while_it_waits_for_its_turn_is_not_cut():
+    """And is cut again under its next epoch, when that is due."""
+
+    async def act(scene: Scene) -> None:
+        scene.cuts.takes_s[A] = 0.5
+        scene.answer(A, 0, awaited=True)
+        scene.answer(B, 0, awaited=True)
+        await asyncio.sleep(0.1)
+        scene.settler.forget(scene.parts[B])
+        await asyncio.sleep(0.35)
+        scene.answer(B, 1)
+        await asyncio.sleep(1.0)
+
+    # Both of its answers: the scene leaves the first one where it was.
+    assert play(act, Scene(transactions=1)).cuts.seen == [(0.0, A, 1), (0.55, B, 2)]
 
 
 def test_a_hurry_cuts_everything_at_once():
