@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Self
+from typing import Self
 
 from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError, UnsupportedSaslMechanismError
@@ -19,16 +19,14 @@ from headrace.streams.cover import Cover
 from headrace.streams.kafka_admin import KafkaAdmin
 from headrace.streams.kafka_client import EMBEDDED_CLUSTER, hush, translated
 from headrace.streams.kafka_delivery import KafkaDelivery
+from headrace.streams.kafka_follow_ups import KafkaFollowUps
 from headrace.streams.kafka_foreign import read_any_header_name
 from headrace.streams.kafka_producer import KafkaProducer, KafkaPublisher
-from headrace.streams.kafka_properties import translate
+from headrace.streams.kafka_properties import connection_arguments, translate
 from headrace.streams.kafka_reader import KafkaReader
 from headrace.streams.kafka_source import KafkaSource
-from headrace.streams.kafka_transaction import (
-    KafkaFollowUps,
-    KafkaTransactionalProducer,
-    why_no_transactions,
-)
+from headrace.streams.kafka_transaction import KafkaTransactionalProducer, why_no_transactions
+from headrace.streams.kafka_transaction_wire import TransactionWire
 from headrace.streams.log import (
     Delivery,
     Feature,
@@ -39,7 +37,7 @@ from headrace.streams.log import (
     TopicSpec,
 )
 from headrace.streams.transaction import TRANSACTION_TIMEOUT_MS
-from headrace.streams.transaction_delivery import MAX_TRANSACTIONS, TransactionalDelivery
+from headrace.streams.transaction_delivery import TransactionalDelivery
 
 logger = logging.getLogger("headrace.streams")
 
@@ -81,7 +79,6 @@ class KafkaLog:
         revoke_grace_s: float = REVOKE_GRACE_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
-        max_transactions: int = MAX_TRANSACTIONS,
         file: str = "",
     ) -> None:
         """Translate the properties.
@@ -92,7 +89,6 @@ class KafkaLog:
             revoke_grace_s: How long a revocation waits for work in flight.
             connect_timeout_s: How long entering may try to reach a broker.
             transaction_timeout_ms: How long one transaction may take: then the broker aborts it.
-            max_transactions: How many of a delivery's transactions run side by side.
             file: Where the properties are from, for error sentences.
 
         Raises:
@@ -105,10 +101,10 @@ class KafkaLog:
         self._grace_s = revoke_grace_s
         self._connect_timeout_s = connect_timeout_s
         self._transaction_timeout_ms = transaction_timeout_ms
-        self._max_transactions = max_transactions
         self._why_no_transactions = ""
         self._producer = KafkaProducer(self._settings)
         self._follow_ups = KafkaFollowUps(self._settings)
+        self._transactions = TransactionWire(self._settings)
         self._admin = KafkaAdmin(self._settings)
         self._epoch = 0
         self.max_record_bytes = self._producer.max_record_bytes
@@ -136,6 +132,7 @@ class KafkaLog:
         """Send what is queued and close."""
         await self._producer.close()
         await self._follow_ups.close()
+        await self._transactions.close()
         await self._admin.close()
 
     def source(self, group: str, topics: Set[str], on: Rebalance) -> KafkaSource:
@@ -179,12 +176,11 @@ class KafkaLog:
             source,
             cover,
             make_producer=lambda owner: KafkaTransactionalProducer(
-                self._settings, source.group, owner, timeout_ms=self._transaction_timeout_ms
+                self._transactions, source.group, owner, timeout_ms=self._transaction_timeout_ms
             ),
             check=self._producer.check_size,
             publish=self._follow_ups.publish,
             timeout_s=self._transaction_timeout_ms / 1000,
-            max_transactions=self._max_transactions,
         )
         source.adopt(delivery)
         return delivery
@@ -227,10 +223,7 @@ class KafkaLog:
         failures = []
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._connect_timeout_s
-        arguments: dict[str, Any] = dict(self._settings.client)
-        for name in ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms"):
-            arguments.pop(name, None)
-        arguments["max_idle_ms"] = arguments.pop("connections_max_idle_ms")
+        arguments = connection_arguments(self._settings)
         for server in self._settings.bootstrap:
             host, _, port = server.rpartition(":")
             try:

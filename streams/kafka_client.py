@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -18,12 +18,14 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import create_conn
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
 from headrace.streams.kafka_rights import ABOUT, NOBODY, Needs, named_by
 
 T = TypeVar("T")
+
+METADATA_S = 2.0  # how long a topic that was just created may take to be known
 
 EMBEDDED_CLUSTER = (
     "headrace-embedded"  # the embedded broker's cluster id, by which a client knows it
@@ -164,6 +166,30 @@ async def _update_metadata(
         return True
     cluster.failed_update(None)
     return False
+
+
+async def known_target(client: AIOKafkaClient, topic: str, partition: int) -> None:
+    """Wait a moment until a client knows a partition, where it was just created.
+
+    Raises:
+        LogError: It does not exist.
+        TopicAuthorizationFailedError: We may not know of it.
+    """
+    known: Collection[int] | None = client.cluster.partitions_for_topic(topic)
+    if known is not None and partition in known:
+        return
+    deadline = asyncio.get_running_loop().time() + METADATA_S
+    while asyncio.get_running_loop().time() < deadline:
+        await client.add_topic(topic)
+        await client.force_metadata_update()
+        known = client.cluster.partitions_for_topic(topic)
+        if known is not None and partition in known:
+            return
+        if topic in client.cluster.unauthorized_topics:
+            raise TopicAuthorizationFailedError(topic)
+        await asyncio.sleep(0.05)
+    what = f"partition {partition} of topic {topic}" if known else f"topic {topic}"
+    raise LogError(f"{what} does not exist", retriable=False, topics=frozenset({topic}))
 
 
 async def answers(host: str, port: int, *, timeout_s: float = 2.0) -> bool:

@@ -8,16 +8,15 @@ partition keep their order, and a retry after a lost acknowledgement may write a
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, TypeAlias
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.errors import IllegalOperation, KafkaError
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import Out
-from headrace.streams.kafka_client import bounded, never_create, refusing, translated
+from headrace.streams.kafka_batches import by_target, check_size, pack
+from headrace.streams.kafka_client import bounded, known_target, never_create, refusing, translated
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.kafka_rights import Operation, Resource, Right
 
@@ -25,8 +24,6 @@ from headrace.streams.kafka_rights import Operation, Resource, Right
 TargetBatch: TypeAlias = tuple[str, int, Any]
 
 KILL_S = 1.0  # how long the requests of a killed producer may take to fail
-METADATA_S = 2.0  # how long a topic that was just created may take to be known
-ROOM_BYTES = 1024  # under this much below the limit, a record's size is computed exactly
 
 
 class KafkaProducer:
@@ -93,38 +90,13 @@ class KafkaProducer:
         Raises:
             LogError: A record is above ``max.request.size``, or its topic or partition does not exist.
         """
-        targets: dict[tuple[str, int], list[Out]] = {}
-        for out in outs:
-            key = (out.topic, out.partition)
-            found = targets.get(key)
-            if found is None:
-                targets[key] = [out]
-            else:
-                found.append(out)
         packed: list[TargetBatch] = []
-        now_ms = time.time_ns() // 1_000_000
-        for (topic, partition), records in targets.items():
+        create = self.running().create_batch
+        for (topic, partition), records in by_target(outs).items():
             await self._check_target(topic, partition)
-            packed += [(topic, partition, batch) for batch in self._pack(records, now_ms)]
+            batches = pack(records, create, self.max_record_bytes)
+            packed += [(topic, partition, batch) for batch in batches]
         return packed
-
-    def _pack(self, records: Sequence[Out], now_ms: int) -> list[Any]:
-        producer = self.running()
-        batch = producer.create_batch()
-        batches = [batch]
-        append = batch.append
-        for out in records:
-            value, headers = out.value, out.headers
-            if value is None or len(value) > self.max_record_bytes - ROOM_BYTES:
-                self.check(out)
-            if type(headers) is not list:  # the record builder takes nothing else
-                headers = list(headers)
-            if append(timestamp=now_ms, key=out.key, value=value, headers=headers) is None:
-                batch = producer.create_batch()
-                batches.append(batch)
-                append = batch.append
-                append(timestamp=now_ms, key=out.key, value=value, headers=headers)
-        return batches
 
     async def send(self, batches: Sequence[TargetBatch]) -> list[asyncio.Future[object]]:
         """Queue batches; returns a future of each one's acknowledgement."""
@@ -181,31 +153,8 @@ class KafkaProducer:
                 raise self._refused(failure, out.topic, out.partition) from failure
 
     def check_size(self, out: Out) -> None:
-        """Check one record, by the exact size only where that could matter; `LogError` if it is too large."""
-        value = out.value
-        if value is None or len(value) > self.max_record_bytes - ROOM_BYTES:
-            self.check(out)
-
-    def check(self, out: Out) -> None:
-        """Check one record.
-
-        Raises:
-            LogError: It is too large, or has neither key nor value.
-        """
-        if out.value is None and out.key is None:
-            raise LogError(
-                f"a record for {out.topic}/{out.partition} has neither key nor value",
-                retriable=False,
-            )
-        size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(
-            out.key, out.value, list(out.headers)
-        )
-        if size > self.max_record_bytes:
-            raise LogError(
-                f"a record of {size} bytes for {out.topic}/{out.partition} is above the limit of "
-                f"{self.max_record_bytes} bytes before compression (max.request.size)",
-                retriable=False,
-            )
+        """Check one record; `LogError` if it is too large."""
+        check_size(out, self.max_record_bytes)
 
     async def _settle(
         self, futures: Sequence[asyncio.Future[object]]
@@ -221,22 +170,10 @@ class KafkaProducer:
         return [future.exception() for future in futures]
 
     async def _check_target(self, topic: str, partition: int) -> None:
-        client = self.running().client
-        known: Collection[int] | None = client.cluster.partitions_for_topic(topic)
-        if known is not None and partition in known:
-            return
-        deadline = asyncio.get_running_loop().time() + METADATA_S
-        while asyncio.get_running_loop().time() < deadline:
-            await client.add_topic(topic)
-            await client.force_metadata_update()
-            known = client.cluster.partitions_for_topic(topic)
-            if known is not None and partition in known:
-                return
-            if topic in client.cluster.unauthorized_topics:
-                raise self._refused(TopicAuthorizationFailedError(topic), topic, partition)
-            await asyncio.sleep(0.05)
-        what = f"partition {partition} of topic {topic}" if known else f"topic {topic}"
-        raise LogError(f"{what} does not exist", retriable=False, topics=frozenset({topic}))
+        try:
+            await known_target(self.running().client, topic, partition)
+        except KafkaError as exc:
+            raise self._refused(exc, topic, partition) from exc
 
     def kill(self) -> None:
         """Send nothing more, as if the process were gone; `close` follows."""

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.schemas.errors import ConfigError
 from headrace.streams.kafka_names import (
@@ -66,6 +67,15 @@ class KafkaSettings:
     def request_timeout_s(self) -> float:
         """``request.timeout.ms`` in seconds."""
         return float(str(self.client["request_timeout_ms"])) / 1000
+
+
+def connection_arguments(settings: KafkaSettings) -> dict[str, Any]:
+    """Return the arguments of one bare connection to a broker, as `aiokafka.conn.create_conn` takes them."""
+    arguments: dict[str, Any] = dict(settings.client)
+    for name in ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms"):
+        arguments.pop(name, None)
+    arguments["max_idle_ms"] = arguments.pop("connections_max_idle_ms")
+    return arguments
 
 
 def read_properties(text: str, *, file: str = "") -> dict[str, str]:

@@ -37,7 +37,7 @@ class TransactionalProducer(Protocol):
         """Publish in order within the transaction, and await that every record is acknowledged (P-11)."""
 
     async def send_position(self, position: Position) -> None:
-        """Commit the owner's position within the transaction; may be called while records are sent."""
+        """Commit the owner's position within the transaction; the first thing that the log hears of it."""
 
     async def commit(self) -> None:
         """End the transaction: everything is to be seen, or, where this fails, nobody knows."""
@@ -118,20 +118,9 @@ class Cut:
             self.outs = list(chunk)
             self.chunks.append(chunk)
         await producer.begin()
-        # The position travels beside the records: nothing of either is to be seen before the commit. Behind the first
-        # of them, for a broker that is still at the transaction before is asked again sooner for partitions.
-        parts = [asyncio.create_task(self._send()), asyncio.create_task(self._send_position())]
-        try:
-            await asyncio.gather(*parts)
-        finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
-        await producer.commit()
-
-    async def _send(self) -> None:
+        # First the position: a broker that is still at the transaction before says so sooner than to records, and
+        # nothing of either is to be seen before the commit.
+        await producer.send_position(self.position)
         for outs in self.rounds():
-            await self.owner.producer.send(outs)
-
-    async def _send_position(self) -> None:
-        await self.owner.producer.send_position(self.position)
+            await producer.send(outs)
+        await producer.commit()

@@ -25,9 +25,6 @@ from headrace.streams.transaction import Cut, Owner, ProducerFenced, Transaction
 
 logger = logging.getLogger("headrace.streams")
 
-MAX_TRANSACTIONS = 32
-"""Transactions of one delivery that run side by side; the others wait for their turn."""
-
 MAX_STARTS = 64
 """Producers of one delivery that start side by side."""
 
@@ -60,7 +57,6 @@ class TransactionalDelivery:
         check: Callable[[Out], None],
         publish: Callable[[Sequence[Out]], Awaitable[None]],
         timeout_s: float,
-        max_transactions: int = MAX_TRANSACTIONS,
     ) -> None:
         """Keep the parts.
 
@@ -71,7 +67,6 @@ class TransactionalDelivery:
             check: Checks a record's size; `LogError` if it is above the limit.
             publish: Publishes outside of transactions and awaits the acknowledgement.
             timeout_s: Longest time of one transaction.
-            max_transactions: How many run side by side.
         """
         self._member = member
         self._cover = cover
@@ -79,7 +74,6 @@ class TransactionalDelivery:
         self._check = check
         self._publish = publish
         self._timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(max_transactions)
         self._starts = asyncio.Semaphore(MAX_STARTS)
         self._owners: dict[TP, Owner] = {}
         self._outs: dict[TP, list[Out]] = {}
@@ -226,8 +220,7 @@ class TransactionalDelivery:
         async with owner.turn:
             if owner.ended:
                 return self._outcome_without(owner.tp, owner.epoch), None
-            async with self._slots:
-                ended = await self._transact(cut)
+            ended = await self._transact(cut)
             if ended[0] is Outcome.SETTLED and cut.replies:
                 await self._reply(cut)
             return ended

@@ -27,6 +27,7 @@ from headrace.schemas.record import TP
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_properties import translate
 from headrace.streams.kafka_transaction import KafkaTransactionalProducer
+from headrace.streams.kafka_transaction_wire import TransactionWire
 from headrace.streams.log import Mode
 from sequence_kit import SequenceStage, Traffic, check_folds, check_steps, write_folds, write_sums
 from worker_process import Crew
@@ -193,7 +194,7 @@ async def test_B6_B23_after_a_fencing_the_same_offsets_run_again_before_later_on
 ):
     """Somebody takes the transactional id between execution and commit: nothing is skipped, and nothing seen twice."""
     repository = write_model(tmp_path / "models", batch=4, delay_us=0, execute_delay_ms=30)
-    settings = translate(kafka_properties)
+    wire = TransactionWire(translate(kafka_properties))
     async with Committed(KafkaLogs(kafka_properties), unique("b6"), partitions=1) as stage:
         async with stage.worker(
             repository, delivery=Mode.EXACTLY_ONCE, transaction_interval_s=0.05
@@ -202,7 +203,7 @@ async def test_B6_B23_after_a_fencing_the_same_offsets_run_again_before_later_on
                 await stage.send(range(20))
                 await until(lambda: worker.in_flight() > 0, "records in flight")
                 thief = KafkaTransactionalProducer(
-                    settings, stage.group, TP(stage.requests, 0), timeout_ms=10_000
+                    wire, stage.group, TP(stage.requests, 0), timeout_ms=10_000
                 )
                 await thief.start()
                 await thief.close()
@@ -213,6 +214,7 @@ async def test_B6_B23_after_a_fencing_the_same_offsets_run_again_before_later_on
                 "headrace_transactions_total", {"model": "echo", "outcome": "fenced"}
             )
         await stage.read_all()
+    await wire.close()
     assert fenced
     check_once(stage, stage.sent)
     offsets = [offset for _, offset in stage.answers]

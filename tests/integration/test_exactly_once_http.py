@@ -19,6 +19,7 @@ from headrace.schemas.tensor import Tensor
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_properties import translate
 from headrace.streams.kafka_transaction import KafkaTransactionalProducer
+from headrace.streams.kafka_transaction_wire import TransactionWire
 from headrace.streams.log import LATEST, Log, Mode, Span, TopicSpec
 from headrace.streams.topology import Topology
 from service_kit import Producer, Service, Tap, serving, until, write_models
@@ -91,12 +92,12 @@ async def test_P13_a_call_is_answered_behind_its_commit_and_soon(kafka_propertie
 async def steal(service: Service, properties: Mapping[str, str]) -> None:
     """Take the transactional ids of a model's partitions, as a zombie that starts late does."""
     group, requests = service.topology.group("m"), service.topology.requests("m")
+    wire = TransactionWire(translate(properties))
     for partition in range(2):
-        thief = KafkaTransactionalProducer(
-            translate(properties), group, TP(requests, partition), timeout_ms=10_000
-        )
+        thief = KafkaTransactionalProducer(wire, group, TP(requests, partition), timeout_ms=10_000)
         await thief.start()
         await thief.close()
+    await wire.close()
 
 
 async def test_P13_a_call_whose_transaction_is_fenced_gets_one_reply(kafka_properties, tmp_path):

@@ -26,6 +26,7 @@ from headrace.streams.http import HttpServer, HttpSettings
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_rights import Operation, Resource
 from headrace.streams.kafka_transaction import KafkaTransactionalProducer, transactional_id
+from headrace.streams.kafka_transaction_wire import TransactionWire
 from headrace.streams.log import EARLIEST, Mode, Position, Span, TopicSpec
 from headrace.streams.topology import Topology
 from log_kit import Worker as Member
@@ -213,7 +214,8 @@ async def test_rights_of_transactions_are_named_too_and_last(rights, ruler, bob,
     name = transactional_id(group, owner)
 
     async def transaction():
-        producer = KafkaTransactionalProducer(bob._settings, group, owner, timeout_ms=10_000)
+        wire = TransactionWire(bob._settings)
+        producer = KafkaTransactionalProducer(wire, group, owner, timeout_ms=10_000)
         try:
             await producer.start()
             await producer.begin()
@@ -222,6 +224,7 @@ async def test_rights_of_transactions_are_named_too_and_last(rights, ruler, bob,
             await producer.commit()
         finally:
             await producer.close()
+            await wire.close()
 
     for topic in (requests, results):
         await rights.allow("bob", DESCRIBE, TOPIC, topic)

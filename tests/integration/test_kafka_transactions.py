@@ -268,4 +268,7 @@ async def test_P5_64_partitions_are_taken_over_at_once(log, unique):
             for tp in upto:
                 delivery.put(tp, outs(target, 0, 1))
             assert set((await delivery.settle(upto)).values()) == {Outcome.SETTLED}
+    async with asyncio.timeout(PATIENCE_S):  # a commit is answered before its markers are written
+        while len(await values(log, target)) < 128:
+            pass
     assert len(await values(log, target)) == 128
