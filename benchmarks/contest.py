@@ -25,6 +25,7 @@ from benchmarks.processes import BenchmarkFailed, Process, started, wait_for
 from benchmarks.traffic import preload
 from benchmarks.workload import MODEL, Floats, is_right
 
+STALL_S = 15.0
 _run_number = itertools.count()
 
 
@@ -215,14 +216,24 @@ class Eyes:
 
 @contextlib.contextmanager
 def observed(
-    broker: Broker, topic: str, partitions: int, count: int, answers: str, folder: Path
+    broker: Broker,
+    topic: str,
+    partitions: int,
+    count: int,
+    answers: str,
+    folder: Path,
+    *,
+    stall_s: float = STALL_S,
 ) -> Iterator[Eyes]:
-    """Run an observer of a topic for the time of a block, entered once it reads."""
+    """Run an observer of a topic for the time of a block, entered once it reads.
+
+    It ends when ``count`` answers are there, or when none has come for ``stall_s``.
+    """
     folder.mkdir()
     argv = [
         *(sys.executable, "-m", "benchmarks.observer", "--bootstrap", broker.bootstrap),
         *("--topic", topic, "--partitions", str(partitions), "--count", str(count)),
-        *("--format", answers, "--folder", str(folder)),
+        *("--format", answers, "--folder", str(folder), "--stall-s", str(stall_s)),
     ]
     with started(argv, folder.with_suffix(".observer.log")) as process:
         eyes = Eyes(process, folder)

@@ -35,13 +35,17 @@ def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:
     seconds = 2.0 if quick else 4.0
     rounds = 1 if quick else 3
     found = peers.find()
-    with broker(kind, folder) as running, _gateway(running, folder) as port:
-        ours = _drive(port, seconds)
+    worker = Worker(folder / "models")
+    with broker(kind, folder) as running, serving(running, worker, folder) as port:
+        ours = drive(port, seconds)
         if isinstance(found, str):
             against = "empty aiohttp handler"
             with _empty_handler(folder) as empty:
                 pairs = [
-                    (_drive(port, seconds)["rate"], _drive(empty, seconds, "--any-answer")["rate"])
+                    (
+                        drive(port, seconds)["rate"],
+                        drive(empty, seconds, IN_FLIGHT, "--any-answer")["rate"],
+                    )
                     for _ in range(rounds)
                 ]
         else:
@@ -68,10 +72,9 @@ def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:
 
 
 @contextlib.contextmanager
-def _gateway(running: Broker, folder: Path) -> Iterator[int]:
+def serving(running: Broker, worker: Worker, folder: Path) -> Iterator[int]:
     """Run worker and gateway for the time of a block; yields the gateway's port once it serves the model."""
     tag, port = fresh_tag(), free_port()
-    worker = Worker(folder / "models")
     running.create_topics(worker.topics(tag), 4)
     argv = [
         *(sys.executable, "-m", "headrace.deploy.cli", "--debug", "gateway"),
@@ -105,10 +108,13 @@ def _empty_handler(folder: Path) -> Iterator[int]:
         yield port
 
 
-def _drive(port: int, seconds: float, *options: str) -> dict[str, float]:
+def drive(
+    port: int, seconds: float, in_flight: int = IN_FLIGHT, *options: str
+) -> dict[str, float]:
+    """Call a server for some seconds; returns ``rate`` in requests/s, ``p50_ms`` and ``p99_ms``."""
     argv = [
         *(sys.executable, "-m", "benchmarks.http_client", "--port", str(port)),
-        *("--in-flight", str(IN_FLIGHT), "--seconds", str(seconds), *options),
+        *("--in-flight", str(in_flight), "--seconds", str(seconds), *options),
     ]
     run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     if run.returncode != 0:

@@ -48,6 +48,7 @@ async def observe(
         bootstrap_servers=args.bootstrap,
         auto_offset_reset="earliest",
         enable_auto_commit=False,
+        isolation_level="read_committed",
         fetch_max_wait_ms=args.fetch_wait_ms,
         check_crcs=False,
     )

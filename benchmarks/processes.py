@@ -79,6 +79,10 @@ class Process:
         """Return the resident memory of it and its descendants."""
         return sum(_status_bytes(pid, "VmRSS") for pid in _tree(self.pid))
 
+    def sockets(self) -> int:
+        """Return how many sockets it and its descendants have open."""
+        return sum(_sockets(pid) for pid in _tree(self.pid))
+
     def stop(self, timeout_s: float = 15.0) -> None:
         """Ask it to end, and end it after ``timeout_s``."""
         if self._child.poll() is None:
@@ -149,6 +153,14 @@ def _tree(root: int) -> list[int]:
         pid = open_pids.pop()
         found.append(pid)
         open_pids += children.get(pid, [])
+    return found
+
+
+def _sockets(pid: int) -> int:
+    found = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found += str(entry.readlink()).startswith("socket:")
     return found
 
 
