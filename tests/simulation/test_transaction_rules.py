@@ -279,8 +279,8 @@ def test_M3_an_abort_that_keeps_what_executes_answers_twice(
 def same_epoch(begin):
     """Let a partition's later takeovers have the epoch of its first one."""
 
-    def begin_anew(self: Assignment, tps: Set[TP], source_epoch: int) -> None:
-        begin(self, tps, source_epoch)
+    def begin_anew(self: Assignment, tps: Set[TP], source_epoch: int, **more: object) -> None:
+        begin(self, tps, source_epoch, **more)
         for tp in tps:
             self.partitions[tp].epoch = 1
 
