@@ -149,7 +149,7 @@ def test_every_option_of_the_readme_exists():
 
     known = {option_name(field) for field in Settings.model_fields}
     own = {
-        *("--example", "--request", "--create", "--execute"),
+        *("--example", "--request", "--create", "--execute", "--again"),
         *("--help", "--output", "--timeout-ms", "--url"),
     }
     assert set(re.findall(r"--[a-z][a-z-]+", README)) <= known | own
