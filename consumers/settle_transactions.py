@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace.consumers.partition import Partition
 from headrace.consumers.refused_replies import RefusedReplies
@@ -21,7 +21,7 @@ from headrace.consumers.settle import NO_STATES, Settler
 from headrace.consumers.state_store import StateStore
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
-from headrace.schemas.sequence import SequenceState
+from headrace.schemas.snapshot import Stored
 from headrace.streams.log import Delivery, Outcome
 
 MAX_TRANSACTIONS = 16
@@ -64,7 +64,7 @@ class ExactlyOnceSettler(Settler):
         is_pointless: Callable[[], Awaitable[bool]],
         retry_s: float,
         refused: RefusedReplies,
-        store: StateStore[SequenceState] | None = None,
+        store: StateStore[Any] | None = None,
         bounds: CutBounds,
         transactions: Transactions | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class ExactlyOnceSettler(Settler):
         offsets: Sequence[int],
         size: int,
         *,
-        states: Mapping[bytes, SequenceState] = NO_STATES,
+        states: Mapping[bytes, Stored] = NO_STATES,
         recorded: Sequence[tuple[bytes, int, Out]] = (),
         replies: Sequence[Out] = (),
         awaited: bool = False,
@@ -212,6 +212,9 @@ class ExactlyOnceSettler(Settler):
         tp = part.tp
         position = self._begin(part)
         self._on_settled(part.settling)  # what is in a transaction takes no room
+        if part.answered:
+            # A request that was held was refused as soon as there was room: its answer is in this cut.
+            position = self._begin(part)
         if self._store is not None:
             self._store.begin(tp)  # snapshots come with the commit only
         loop = asyncio.get_running_loop()

@@ -29,21 +29,27 @@ class Cuts:
 
     Attributes:
         seen: Time, partition and committed offset of each settle.
+        taken: How many records went with each.
         takes_s: How long one takes, by partition.
         outcomes: What becomes of the next ones; a `LogError` is raised.
     """
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, TP, int]] = []
+        self.buffered = 0
+        self.taken: list[int] = []
         self.takes_s: dict[TP, float] = {}
         self.outcomes: list[Outcome | LogError] = []
 
     def put(self, owner, outs, *, after_ack=False, after_commit=False) -> None:
-        """Keep nothing."""
+        """Count."""
+        self.buffered += len(outs)
 
     async def settle(self, upto: Mapping[TP, Position]) -> Mapping[TP, Outcome]:
         """Take its time."""
         ((tp, position),) = upto.items()
+        self.taken.append(self.buffered)
+        self.buffered = 0
         self.seen.append((round(asyncio.get_running_loop().time(), 4), tp, position.offset))
         await asyncio.sleep(self.takes_s.get(tp, 0.0))
         outcome = self.outcomes.pop(0) if self.outcomes else Outcome.SETTLED
@@ -65,13 +71,14 @@ class Scene:
         self.cuts = Cuts()
         self.lost: list[tuple[TP, Outcome]] = []
         self.is_pointless = False
+        self.room_made: Callable[[], None] = lambda: None
         self.registry = CollectorRegistry()
         self.placement = Placement("r", 1, allowed=bool, lookup=two_partitions, max_topics=10)
         self.parts = {tp: self._part(tp) for tp in (A, B)}
         self.settler = ExactlyOnceSettler(
             self.cuts,  # type: ignore[arg-type]  # as much of a delivery as is used
             on_lost=lambda part, outcome: self.lost.append((part.tp, outcome)),
-            on_settled=lambda count: None,
+            on_settled=lambda count: self.room_made(),
             is_pointless=self._asked,
             retry_s=60.0,
             refused=RefusedReplies(self.placement),
@@ -318,3 +325,21 @@ def test_P6_who_is_fenced_waits_before_it_takes_its_id_back_and_longer_each_time
     assert [pauses.next_s(A, 0.0, is_fenced=True) for _ in range(5)] == [0.1, 0.2, 0.4, 0.8, 1.0]
     assert [pauses.next_s(B, 0.0, is_fenced=False) for _ in range(3)] == [0.0, 0.1, 0.2]
     assert pauses.next_s(A, CALM_S, is_fenced=True) == 0.1
+
+
+def test_P10_what_is_answered_in_the_room_of_a_cut_is_in_it_with_its_position() -> None:
+    """A request that was held may be refused as soon as there is room: else its answer would be there without it."""
+
+    async def act(scene: Scene) -> None:
+        def refuse() -> None:
+            scene.room_made = lambda: None
+            scene.answer(A, 1)
+
+        scene.room_made = refuse
+        scene.answer(A, 0, awaited=True)
+        await asyncio.sleep(3 * INTERVAL_S)
+
+    cuts = play(act).cuts
+    assert cuts.seen[0][2] == 2
+    assert cuts.taken[0] == 2
+    assert sum(cuts.taken) == 2
