@@ -183,7 +183,7 @@ class LiveSequence:
         # Once per record: without the call of a constructor that would only make this tuple.
         self.state = entry.after = tuple.__new__(
             SequenceState,
-            (record.offset, flag, record.timestamp, entry.version, steps, tensors, shapes),
+            (record.offset, flag, record.timestamp, entry.version, steps, tensors, shapes, ()),
         )
 
     def doom(self, make: Callable[[Entry], InferError]) -> None:

@@ -171,7 +171,9 @@ class ResponseEncoder:
         )
         response = InferResponse(outputs, entry.id, self._name, self._version, parameters)
         try:
-            found = encode_response(response, entry.accept or entry.content_type, _binary(entry))
+            found = encode_response(
+                response, entry.accept or entry.content_type, answer_binary(entry)
+            )
         except InferError as exc:
             return (entry, *encode_error(entry, exc, self._name, self._version))
         if found.length is not None:
@@ -235,7 +237,7 @@ def _is_usual(entry: Entry | None) -> TypeGuard[Entry]:
     return entry is not None and not entry.outputs and (entry.accept or entry.content_type) == AVRO
 
 
-def _binary(entry: Entry) -> Binary:
+def answer_binary(entry: Entry) -> Binary:
     """Return which outputs of an answer in JSON, or JSON with binary tensors, are binary.
 
     An output that is listed says so itself, ``binary_data_output`` speaks of the others (BN-03, BN-04); what nobody

@@ -52,6 +52,8 @@ class Entry:
         attempt: Which try this is, from 1; raised by `set_attempt`.
         correlation_id: Opaque bytes by which a cancel names the request, or ``b""``.
         idempotency_key: The client's, or ``b""``.
+        digest: Of what is asked for, where there is a key (`headrace.schemas.idempotency.request_digest`).
+        followers: Repeats that get this request's answer when it has one.
         sequence_id, sequence_start, sequence_end: As in `InferRequest`.
         model_version: As asked for, ``""`` is the highest ready one (MR-07).
         binary_data_output: As in `InferRequest`.
@@ -89,6 +91,8 @@ class Entry:
     attempt: int = 1
     correlation_id: bytes = b""
     idempotency_key: bytes = b""
+    digest: bytes = b""
+    followers: tuple[Entry, ...] = ()
     sequence_id: SequenceId = 0
     sequence_start: bool = False
     sequence_end: bool = False

@@ -197,6 +197,7 @@ _KINDS_BY_REASON: dict[Reason | None, type[InferError]] = {
         for kind in (
             errors.MalformedRequest,
             errors.UndecodableRecord,
+            errors.KeyReused,
             errors.QueueFull,
             errors.DeadlineExceeded,
             errors.TooLarge,

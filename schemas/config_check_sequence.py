@@ -13,6 +13,7 @@ from headrace.schemas.config_parameters import (
     parameter_field,
     read_delivery,
     read_execution_timeout_ms,
+    read_idempotency_window_ms,
     read_record_answers,
     read_snapshot_every,
 )
@@ -56,6 +57,7 @@ def check_sequences(config: ModelConfig, *, file: str, is_complete: bool) -> Non
     read_record_answers(config.parameters, file)
     read_execution_timeout_ms(config.parameters, file)
     read_delivery(config.parameters, file)
+    read_idempotency_window_ms(config.parameters, file)
 
 
 class _Check:

@@ -22,6 +22,9 @@ before the worker's own setting; 0 is any time.
 worker's own setting. With ``exactly_once`` states are written in each transaction, and with no answers in them:
 ``snapshot_every`` and ``record_answers`` are passed over with a warning.
 
+``idempotency_window_ms`` is for how long answers are remembered under their requests' idempotency keys, a whole number
+of milliseconds that goes before the worker's own setting; 0 remembers none, and requests with a key are refused (P-17).
+
 All are checked at load: a name that no tensor of the model has, or a value that does not fit, is refused.
 """
 
@@ -41,7 +44,11 @@ SNAPSHOT_EVERY = "snapshot_every"
 RECORD_ANSWERS = "record_answers"
 EXECUTION_TIMEOUT_MS = "execution_timeout_ms"
 DELIVERY = "delivery"
-SERVER_PARAMETERS = (SNAPSHOT_EVERY, RECORD_ANSWERS, EXECUTION_TIMEOUT_MS, DELIVERY)
+IDEMPOTENCY_WINDOW_MS = "idempotency_window_ms"
+SERVER_PARAMETERS = (
+    *(SNAPSHOT_EVERY, RECORD_ANSWERS, EXECUTION_TIMEOUT_MS),
+    *(DELIVERY, IDEMPOTENCY_WINDOW_MS),
+)
 """Parameters that the worker reads, whatever the backend."""
 
 GUARANTEES = ("at_least_once", "exactly_once")
@@ -95,6 +102,17 @@ def read_execution_timeout_ms(parameters: Mapping[str, str], file: str) -> int |
         ConfigError: It is no whole number.
     """
     return _whole(parameters, EXECUTION_TIMEOUT_MS, "of milliseconds, 0 for any time", file)
+
+
+def read_idempotency_window_ms(parameters: Mapping[str, str], file: str) -> int | None:
+    """Return ``idempotency_window_ms``, None where the worker's own setting holds.
+
+    Raises:
+        ConfigError: It is no whole number.
+    """
+    return _whole(
+        parameters, IDEMPOTENCY_WINDOW_MS, "of milliseconds, 0 to remember no answers", file
+    )
 
 
 def _whole(parameters: Mapping[str, str], name: str, expected: str, file: str) -> int | None:

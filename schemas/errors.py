@@ -46,6 +46,7 @@ class Reason(StrEnum):
     DEADLINE_PASSED = "deadline_passed"
     CANCELLED = "cancelled"
     DRAINING = "draining"
+    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
     TOO_LARGE = "too_large"
     ANSWER_TOO_LARGE = "answer_too_large"
     CLAIM_REFUSED = "claim_refused"
@@ -108,6 +109,12 @@ class UndecodableRecord(InvalidRequest):
     """A record's value is not what its ``content-type`` says; its bytes are also kept as a dead letter."""
 
     reason = Reason.UNDECODABLE
+
+
+class KeyReused(InvalidRequest):
+    """An idempotency key came before with another request (DELIVERY P-17). Ask again under a new key."""
+
+    reason = Reason.IDEMPOTENCY_KEY_REUSED
 
 
 class NotFound(InferError):

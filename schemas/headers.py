@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from headrace.schemas.batch import Entry
 from headrace.schemas.claim_check import claimed, read_claim
 from headrace.schemas.errors import InferError, InvalidRequest, Reason, Unsupported
+from headrace.schemas.idempotency_key import Note, checked_key
 from headrace.schemas.infer import InferRequest, SequenceId
 from headrace.schemas.record import (
     ACCEPT,
@@ -170,10 +171,6 @@ def _text(name: str, attribute: str) -> Callable[[Entry, bytes | None], None]:
     return lambda entry, raw: setattr(entry, attribute, text_of(name, raw))
 
 
-def _bytes(name: str, attribute: str) -> Callable[[Entry, bytes | None], None]:
-    return lambda entry, raw: setattr(entry, attribute, _opaque(name, raw))
-
-
 def _number(name: str, attribute: str, top: int) -> Callable[[Entry, bytes | None], None]:
     return lambda entry, raw: setattr(entry, attribute, number_of(name, raw, top))
 
@@ -202,7 +199,6 @@ _READERS: dict[str, Callable[[Entry, bytes | None], None]] = {
     REPLY_PARTITION: _number(REPLY_PARTITION, "reply_partition", MAX_PARTITION),
     SPRING_REPLY_TOPIC: _text(SPRING_REPLY_TOPIC, "reply_topic"),
     SPRING_REPLY_PARTITION: _spring_partition,
-    IDEMPOTENCY_KEY: _bytes(IDEMPOTENCY_KEY, "idempotency_key"),
     ATTEMPT: _attempt,
     CLAIM_CHECK: _claim_check,
 }
@@ -213,17 +209,18 @@ MAX_UINT64_DIGITS = len(str(MAX_UINT64))
 
 def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call for the usual headers
     entry: Entry, headers: Headers
-) -> InferError | None:
+) -> InferError | Note | None:
     """Set the attributes that a record's headers speak of; called once per record, first of all.
 
     Sets ``content_type`` always (Avro is the default), others only when present. The last of several headers of one
     name counts; correlation headers all come back.
 
     Returns:
-        The first error; everything that could be read is set nevertheless.
+        The first error; everything that could be read is set nevertheless. Else what there is to note.
     """
     entry.content_type = AVRO
     error: InferError | None = None
+    note: Note | None = None
     correlation: list[Header] = []
     has_sequence = False
     sequence_id: bytes | None = None
@@ -249,6 +246,8 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
                 reader(entry, raw)
             elif name == SEQUENCE_ID_TYPE:
                 has_sequence, sequence_type = True, raw
+            elif name == IDEMPOTENCY_KEY:
+                entry.idempotency_key, note = checked_key(raw), Note.KEYED
         except InferError as exc:
             error = error or exc
         except (AttributeError, UnicodeDecodeError):
@@ -269,7 +268,7 @@ def read_headers(  # noqa: C901, PLR0912  # one loop per record, with no call fo
             entry.sequence_id = int(sequence_id)  # a number, whether it says so or not
         else:
             error = _read_sequence(entry, headers, error)
-    return error
+    return error or note
 
 
 def _too_much(echo: int) -> InvalidRequest:

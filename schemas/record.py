@@ -119,6 +119,7 @@ REASON = "reason"
 ATTEMPT = "attempt"
 RESPONSE_INDEX = "response-index"
 FINAL = "final"
+REPLAYED = "replayed"
 
 AVRO = "application/vnd.headrace.v2+avro"
 JSON = "application/json"

@@ -13,6 +13,8 @@ from headrace.schemas.batch import Entry
 from headrace.schemas.codec import decode_request
 from headrace.schemas.errors import InferError, NotFound, Reason, TooLarge, UndecodableRecord
 from headrace.schemas.headers import checked_id, read_headers
+from headrace.schemas.idempotency import request_digest
+from headrace.schemas.idempotency_key import Note
 from headrace.schemas.layout import Layouts, request_fields
 from headrace.schemas.record import AVRO, TP, Record
 from headrace.schemas.signature import Signature
@@ -46,10 +48,14 @@ class Failure(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A block's records: entries by model version, each list in record order, and failures in record order."""
+    """A block's records: entries by model version, each list in record order, and failures in record order.
+
+    ``keyed`` are the entries with an idempotency key, in record order.
+    """
 
     by_version: dict[int, list[Entry]]
     failures: list[Failure]
+    keyed: Sequence[Entry] = ()
 
 
 class _Version:
@@ -99,6 +105,7 @@ class RequestDecoder:
         by_version: dict[int, list[Entry]] = {}
         failures: list[Failure] = []
         entries: list[Entry] = []
+        keyed: list[Entry] = []
         last: _Version | None = None
         versions, limit = self._versions, self.max_record_bytes
         for record in records:
@@ -108,7 +115,9 @@ class RequestDecoder:
             entry.record = record
             try:
                 error = read_headers(entry, record.headers)
-                if error is not None:
+                if error is Note.KEYED:
+                    keyed.append(entry)
+                elif error is not None:
                     raise error  # noqa: TRY301  # one way out for all failures
                 version = versions.get(entry.model_version)
                 value = record.value
@@ -131,7 +140,7 @@ class RequestDecoder:
                     last = version
                     entries = by_version.setdefault(version.number, [])
                 entries.append(entry)
-        return Decoded(by_version, failures)
+        return Decoded(by_version, failures, _digested(keyed) if keyed else ())
 
     def _decode(self, entry: Entry, value: bytes | None) -> _Version:
         """Fill an entry by the general path and learn its layout; return its version."""
@@ -185,6 +194,14 @@ class RequestDecoder:
             f"Request for unknown model: '{self.model_name}' version {text[:20]} is not found",
             reason=Reason.UNKNOWN_VERSION,
         )
+
+
+def _digested(keyed: Sequence[Entry]) -> list[Entry]:
+    """Return those that became requests, with their digests: here, where a large block is in a thread (FAULTS B2)."""
+    found = [entry for entry in keyed if entry.rows]
+    for entry in found:
+        entry.digest = request_digest(entry)
+    return found
 
 
 def _failure(entry: Entry, error: InferError) -> Failure:

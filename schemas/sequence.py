@@ -7,10 +7,13 @@ the type of the id, for 7 and ``"7"`` are different sequences (SEMANTICS SQ-14, 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.schemas.infer import SequenceId
 from headrace.schemas.tensor import Shape
+
+if TYPE_CHECKING:
+    from headrace.schemas.remembered import Recent
 
 MAX_ID_BYTES = 128
 """Bytes of a sequence id that is text, Triton's own bound: it stands in keys, in every snapshot, and in answers."""
@@ -37,6 +40,7 @@ class SequenceState(NamedTuple):
         tensors: Raw little-endian bytes of one item per declared state, in the order of the configuration; none
             where the model declares no state and in markers.
         shapes: Their shapes without the batch axis; one tuple shared by all where the dims are fixed.
+        recent: Idempotency keys and answers of its latest requests that had one; only in what is stored (P-17).
     """
 
     offset: int
@@ -46,6 +50,7 @@ class SequenceState(NamedTuple):
     steps: int
     tensors: tuple[bytes, ...] = ()
     shapes: tuple[Shape, ...] = ()
+    recent: Recent = ()
 
     def marked(self, flag: Flag, offset: int) -> SequenceState:
         """Return the marker that follows this state: without tensors, at a later offset."""

@@ -25,7 +25,9 @@ from itertools import chain
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.schemas.model_config import StateConfig
-from headrace.schemas.record import Header, Out
+from headrace.schemas.packing import Reader, headers_of, number, sized
+from headrace.schemas.record import Out
+from headrace.schemas.remembered import Recent, pack_recent, unpack_recent
 from headrace.schemas.sequence import Flag, SequenceState, sequence_id_of
 from headrace.schemas.tensor import Shape
 
@@ -43,7 +45,6 @@ _STATE, _ANSWERS = 1, 2
 
 _STEPS = struct.Struct("<qqH")
 _TENSOR = struct.Struct("<BI")
-_SIZE = struct.Struct("<i")
 _NUMBER = struct.Struct("<q")
 
 
@@ -312,8 +313,11 @@ class SequenceCodec:
         sequence_id_of(key)
 
     def encode(self, state: SequenceState) -> list[bytes]:
-        """Return version, steps and tensors."""
+        """Return version, steps, tensors, and recent keys with their answers."""
         tensors, shapes = state.tensors, state.shapes
+        if state.recent:
+            recent = sized(pack_recent(state.recent))
+            return [*self.encode(state._replace(recent=())), recent]
         steps = _STEPS.pack(state.version, state.steps, len(tensors))
         if not tensors:
             return [steps]
@@ -328,7 +332,7 @@ class SequenceCodec:
     def decode(self, head: Head, content: memoryview) -> SequenceState:
         """Return the state; the data is copied, so that it does not pin the record."""
         version, steps, count = _STEPS.unpack_from(content)
-        reader = _Reader(content, _STEPS.size)
+        reader = Reader(content, _STEPS.size)
         tensors, shapes = [], []
         for _ in range(count):
             rank, size = _TENSOR.unpack(reader.take(_TENSOR.size))
@@ -339,8 +343,11 @@ class SequenceCodec:
             found = self._shapes  # where the dims are fixed all share one tuple
         self._shapes = found
         flag = Flag(head.flag)
+        recent: Recent = ()
+        if reader.at < len(content):
+            recent = unpack_recent(reader.take(reader.number()))
         return SequenceState(
-            head.offset, flag, head.timestamp_ms, version, steps, tuple(tensors), found
+            head.offset, flag, head.timestamp_ms, version, steps, tuple(tensors), found, recent
         )
 
     def lost(self, offset: int, timestamp_ms: int) -> SequenceState:
@@ -352,68 +359,30 @@ def _tensor_head(tensor: bytes, shape: Shape) -> bytes:
     return _TENSOR.pack(len(shape), len(tensor)) + struct.pack(f"<{len(shape)}q", *shape)
 
 
-class _Reader:
-    """Takes bytes from the front; `ValueError` where there are too few."""
-
-    __slots__ = ("at", "data")
-
-    def __init__(self, data: memoryview, at: int = 0) -> None:
-        self.data = data
-        self.at = at
-
-    def take(self, size: int) -> memoryview:
-        end = self.at + size
-        if not self.at <= end <= len(self.data):
-            raise ValueError(f"{size} bytes at {self.at} of {len(self.data)}")
-        found = self.data[self.at : end]
-        self.at = end
-        return found
-
-    def number(self) -> int:
-        return int(_SIZE.unpack(self.take(_SIZE.size))[0])
-
-    def sized(self) -> bytes | None:
-        size = self.number()
-        return None if size < 0 else bytes(self.take(size))
-
-    def text(self) -> str:
-        return bytes(self.take(self.number())).decode()
-
-
 def _sections(data: memoryview) -> dict[int, memoryview]:
-    reader, found = _Reader(data), {}
+    reader, found = Reader(data), {}
     while reader.at < len(data):
         tag, size = _SECTION.unpack(reader.take(_SECTION.size))
         found[tag] = reader.take(size)
     return found
 
 
-def _sized(data: bytes | None) -> bytes:
-    return _SIZE.pack(-1) if data is None else _SIZE.pack(len(data)) + data
-
-
 def _pack_answers(answers: Mapping[int, Out]) -> bytes:
     """Each answer has its own length, so that later fields have room."""
     parts = []
     for offset, out in answers.items():
-        fields = [_NUMBER.pack(offset), _sized(out.topic.encode()), _SIZE.pack(out.partition)]
-        fields += [_sized(out.key), _sized(out.value), _SIZE.pack(len(out.headers))]
-        for name, value in out.headers:
-            fields += (_sized(name.encode()), _sized(value))
-        parts.append(_sized(b"".join(fields)))
+        fields = [_NUMBER.pack(offset), sized(out.topic.encode()), number(out.partition)]
+        fields += [sized(out.key), sized(out.value), *headers_of(out.headers)]
+        parts.append(sized(b"".join(fields)))
     return b"".join(parts)
 
 
 def _unpack_answers(content: memoryview) -> dict[int, Out]:
-    reader, found = _Reader(content), {}
+    reader, found = Reader(content), {}
     while reader.at < len(content):
-        answer = _Reader(reader.take(reader.number()))
+        answer = Reader(reader.take(reader.number()))
         (offset,) = _NUMBER.unpack(answer.take(_NUMBER.size))
         topic, partition = answer.text(), answer.number()
         key, value = answer.sized(), answer.sized()
-        headers: list[Header] = []
-        for _ in range(answer.number()):
-            name = answer.text()
-            headers.append((name, answer.sized()))  # type: ignore[arg-type]  # may be None on the wire (B32)
-        found[offset] = Out(topic, partition, key, value, headers)
+        found[offset] = Out(topic, partition, key, value, answer.headers())
     return found

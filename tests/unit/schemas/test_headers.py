@@ -2,7 +2,14 @@
 
 import pytest
 from headrace.schemas.batch import Entry
-from headrace.schemas.errors import Code, InvalidRequest, QueueFull, Reason, Unsupported
+from headrace.schemas.errors import (
+    Code,
+    InferError,
+    InvalidRequest,
+    QueueFull,
+    Reason,
+    Unsupported,
+)
 from headrace.schemas.headers import (
     RequestOptions,
     header_length,
@@ -26,7 +33,7 @@ ALL = (
     ("reply-topic", b"replies"),
     ("reply-partition", b"7"),
     ("correlation-id", b"\xff\x00"),
-    ("idempotency-key", b"\xfe"),
+    ("idempotency-key", b"key-1"),
     ("sequence-id", b"7"),
     ("attempt", b"1"),
 )
@@ -37,14 +44,14 @@ CLAIM = b'{"url":"s3://a/b","size":1,"sha256":"%b"}' % (b"0" * 64)
 def read(*headers):
     """Read headers that must be good, and return what they set."""
     made = Entry()
-    assert read_headers(made, headers) is None
+    assert not isinstance(read_headers(made, headers), InferError)
     return vars(made)
 
 
 def refused(*headers):
     made = Entry()
     error = read_headers(made, headers)
-    assert error is not None
+    assert isinstance(error, InferError)
     return error, vars(made)
 
 
@@ -63,7 +70,7 @@ def test_every_header_finds_its_attribute():
         "reply_partition": 7,
         "correlation_id": b"\xff\x00",
         "correlation": (("correlation-id", b"\xff\x00"),),
-        "idempotency_key": b"\xfe",
+        "idempotency_key": b"key-1",
         "sequence_id": 7,
     }
     assert read(*ALL, ("attempt", b"3"))["attempt"] == 3
@@ -201,7 +208,11 @@ def test_a_sequence_id_is_a_number_or_a_string(headers, expected):
         ("attempt", b"2147483648", "a whole number from 0 to 2147483647"),
         ("correlation-id", None, "any bytes"),
         ("kafka_correlationId", None, "any bytes"),
-        ("idempotency-key", None, "any bytes"),
+        ("idempotency-key", None, "1 to 255 visible ASCII characters"),
+        ("idempotency-key", b"", "1 to 255 visible ASCII characters"),
+        ("idempotency-key", b"a b", "1 to 255 visible ASCII characters"),
+        ("idempotency-key", b"\xfe", "1 to 255 visible ASCII characters"),
+        ("idempotency-key", b"k" * 256, "1 to 255 visible ASCII characters"),
         ("x-a", None, "any bytes"),
         ("traceparent", None, "any bytes"),
     ],

@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 from headrace.schemas.model_config import StateConfig
 from headrace.schemas.record import Out
+from headrace.schemas.remembered import AnswerCodec, KeptAnswer, Remembered
 from headrace.schemas.sequence import Flag, SequenceState, sequence_key
 from headrace.schemas.snapshot import (
     VERSION,
@@ -268,12 +269,50 @@ def test_a_snapshot_of_a_newer_release_is_refused_by_its_version() -> None:
         unpack_snapshot(codec(), value)
 
 
+NO_KEYS = struct.pack("<i", 0)
+"""The last field of this release, where there is none: later ones come behind it."""
+
+
+def test_P17_recent_keys_and_their_answers_come_back_as_they_were() -> None:
+    """DELIVERY P-17: they live in the snapshot, of a live sequence and of one that has ended."""
+    answers = (
+        KeptAnswer(b"value", [("status", b"OK"), ("model-version", b"3")]),
+        KeptAnswer(b"", [("status", b"INTERNAL"), ("reason", b"backend_failed")]),
+    )
+    recent = (
+        (b"key/1", Remembered(7, Flag.LIVE, 11, 1_700_000_000_999, b"d" * 16, answers)),
+        (b"~", Remembered(9, Flag.LIVE, 12, 13, b"", ())),
+    )
+    for state in (LIVE, ENDED):
+        keyed = state._replace(recent=recent)
+        assert unpack_snapshot(codec(), pack_snapshot(codec(), keyed)) == (keyed, {})
+        assert unpack_snapshot(codec(), pack_snapshot(codec(), state))[0].recent == ()
+
+
+def test_P17_an_answer_of_a_stateless_request_comes_back_as_it_was() -> None:
+    """With the head of every snapshot, so that readers rank it as they do others."""
+    answer = KeptAnswer(b"value", [("status", b"OK"), ("claim-check", b"{}")])
+    state = Remembered(258, Flag.LIVE, 1_700_000_000_123, 5, b"d" * 16, (answer, answer))
+    value = pack_snapshot(AnswerCodec(), state)
+    assert unpack_snapshot(AnswerCodec(), value) == (state, {})
+    assert read_rank(value) == (258, False)
+    assert state.size > len(value) / 2
+    for cut in range(len(value)):
+        with pytest.raises(CorruptSnapshot):
+            unpack_snapshot(AnswerCodec(), value[:cut])
+    assert AnswerCodec().lost(3, 4).flag is Flag.LOST
+    with pytest.raises(ValueError, match="a character at least"):
+        AnswerCodec().check_key(b"")
+
+
 def test_fields_that_a_later_release_adds_are_passed_over() -> None:
     """Within a format version: a section of its own, and more at the end of a known one."""
     value = pack_snapshot(codec(), LIVE)
     (size,) = struct.unpack_from("<I", value, 37)
     content = value[41 : 41 + size]
-    later = with_sections(value, section(77, b"whatever") + section(1, content + b"later"))
+    later = with_sections(
+        value, section(77, b"whatever") + section(1, content + NO_KEYS + b"later")
+    )
     assert unpack_snapshot(codec(), later) == (LIVE, {})
 
 
