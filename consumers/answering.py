@@ -11,7 +11,8 @@ from functools import partial
 from typing import TypeAlias
 
 from headrace.consumers.batcher import Refusal
-from headrace.consumers.dead_letters import dead_letter, record_bytes
+from headrace.consumers.bounded_answers import bound_answer, bounded
+from headrace.consumers.dead_letters import dead_letter
 from headrace.consumers.encoding import (
     Answer,
     Encoded,
@@ -19,16 +20,19 @@ from headrace.consumers.encoding import (
     holds_the_loop,
 )
 from headrace.consumers.execution import Execution
+from headrace.consumers.keyed import Keyed
 from headrace.consumers.outgoing import Outgoing
-from headrace.consumers.partition import Partition
+from headrace.consumers.partition import Partition, records_of
 from headrace.consumers.placement import Placement
 from headrace.consumers.scheduler import Scheduler
+from headrace.consumers.sequence_keys import Repeat
 from headrace.consumers.settings import Clock
 from headrace.consumers.settle import Settler
 from headrace.consumers.version import Version
 from headrace.schemas.batch import Batch, Entry
-from headrace.schemas.errors import BackendError, InferError, Reason, TooLarge
+from headrace.schemas.errors import BackendError, InferError, Reason
 from headrace.schemas.record import TP, Headers, Out
+from headrace.schemas.snapshot import Stored
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +49,7 @@ class Answering:
         versions: Version number → what serves it.
         records: Answers of sequences are remembered with their state (P-16).
         replies: Topic of answers that follow the commit of their records (P-13); ``""`` where none do.
+        keyed: What becomes of answers to requests with an idempotency key; None where they are refused (P-17).
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Answering:
         self._failed: Callable[[BaseException], None] = lambda _: None
         self.records = False
         self.replies = ""
+        self.keyed: Keyed | None = None
 
     def attach(
         self,
@@ -172,20 +178,18 @@ class Answering:
             self._behind(version, partial(self._answer, version, ended))
 
     def drop(self, tp: TP) -> int:
-        """Remove a partition's queued entries without answering; returns how many they were."""
-        count = 0
-        for version in self.versions.values():
-            dropped = version.scheduler.drop(tp)
-            count += len(dropped)
-            self._skip(version, dropped)
-        return count
+        """Remove a partition's queued entries without answering; returns how many records they were."""
+        return self._remove(tp, Scheduler.drop)
 
     def suspend(self, tp: TP) -> int:
-        """Remove a partition's queued steps without answering, and keep its sequences; returns how many they were."""
+        """Remove a partition's queued steps, as `drop` does, and keep its sequences."""
+        return self._remove(tp, Scheduler.suspend)
+
+    def _remove(self, tp: TP, remove: Callable[[Scheduler, TP], Sequence[Entry]]) -> int:
         count = 0
         for version in self.versions.values():
-            dropped = version.scheduler.suspend(tp)
-            count += len(dropped)
+            dropped = remove(version.scheduler, tp)
+            count += records_of(dropped)
             self._skip(version, dropped)
         return count
 
@@ -235,7 +239,7 @@ class Answering:
                 self._give_up(scheduler, entry, error)
                 copies.append((entry, self._dead_letter(entry, error)))
         if version.ordering is None:
-            self._publish(answers, finished, copies)
+            self.publish(answers, finished, copies)
         else:
             by_entry: dict[Entry, list[Answer]] = {entry: [] for entry in finished}
             for answer in answers:
@@ -260,8 +264,9 @@ class Answering:
             version.encoding.apart(lambda: NOTHING, lambda _: answer(), failed)
 
     def _refused(self, version: Version, refusals: Sequence[Refusal]) -> None:
-        for refusal in refusals:
-            version.observer.refused(refusal.error)
+        for _, error in refusals:
+            if not isinstance(error, Repeat):
+                version.observer.refused(error)
         self._answer(version, refusals)
         self._room_made()
 
@@ -274,7 +279,7 @@ class Answering:
         answers: list[list[Answer]] = []
         for entry, error in refusals:
             entry.error = error
-            self._count_refused(error.reason)
+            self._count(error)
             answers.append([(entry, *self._error(entry, error, entry.model_version))])
         self._release(ordering.done([refusal.entry for refusal in refusals], answers))
 
@@ -316,9 +321,9 @@ class Answering:
             answers.append((entry, *self._error(entry, error, entry.model_version)))
             finished.append(entry)
             errors[id(entry)] = error
-            self._count_refused(error.reason)
+            self._count(error)
         copies = [(entry, self._dead_letter(entry, errors[id(entry)])) for entry in dead_letters]
-        self._publish(answers, finished, copies)
+        self.publish(answers, finished, copies)
         for version in self.versions.values():
             self._skip(version, finished)
 
@@ -334,26 +339,39 @@ class Answering:
             for entry, _ in released
             if entry.dead_letter and entry.error is not None
         ]
-        self._publish(answers, [entry for entry, _ in released], copies)
+        self.publish(answers, [entry for entry, _ in released], copies)
+
+    def _count(self, error: InferError) -> None:
+        if not isinstance(error, Repeat):
+            self._count_refused(error.reason)
 
     def _error(self, entry: Entry, error: InferError, version: str) -> tuple[bytes, Headers]:
+        if isinstance(error, Repeat):
+            return b"", ()  # what it repeats is put in its place
         return self._encode_error(entry, error, self._model_name, version)
 
-    def _publish(
+    def publish(
         self,
         answers: Sequence[Answer],
         finished: Sequence[Entry],
         copies: Sequence[tuple[Entry, Out]] = (),
     ) -> None:
-        """Buffer answers per input partition, drop those of old epochs, and wake the settler."""
+        """Buffer answers per input partition, drop those of old epochs, and wake the settler.
+
+        ``finished`` are answered with these, or were before; ``copies`` follow beside, such as dead letters.
+        """
         settler = self._settler
         if settler is None:
             return  # between two memberships: whoever reads the records next answers them
+        kept: Mapping[Entry, Stored] = {}
+        if self.keyed is not None and self.keyed.keys.flying:
+            fit = partial(bounded, max_bytes=self._max_bytes, encode=self._error)
+            answers, finished, kept = self.keyed.ended(answers, finished, fit)
         outgoing = Outgoing(
             self._partitions,
             self._placement,
             max_bytes=self._max_bytes,
-            bound=self._bound,
+            bound=partial(bound_answer, max_bytes=self._max_bytes, encode=self._error),
             records=self.records,
             replies=self.replies,
         )
@@ -361,28 +379,10 @@ class Answering:
         for entry, out in copies:
             outgoing.copy(entry, out)
         outgoing.finish(finished)
+        if kept:
+            outgoing.keep(kept)
         outgoing.put(settler)
         settler.schedule(at_once=self.idle(), awaited=outgoing.awaited, backlog=self._backlog())
-
-    def _bound(self, entry: Entry, out: Out) -> None:
-        """Make an answer that does not fit into a record an `answer_too_large` error instead (FAULTS B57)."""
-        size = record_bytes(out.key, out.value, out.headers)
-        if size <= self._max_bytes:
-            return
-        error = TooLarge(
-            f"the answer of {size} bytes is above the limit of {self._max_bytes} bytes of a record before its "
-            "compression (max.request.size); a larger one needs a store (--claim-check-url)",
-            reason=Reason.ANSWER_TOO_LARGE,
-        )
-        out.value, out.headers = self._error(entry, error, entry.model_version)
-        if record_bytes(out.key, out.value, out.headers) > self._max_bytes:
-            # What should come back untouched is itself too much: the source alone says whose answer this is.
-            bare = Entry()
-            bare.tp, bare.record, bare.content_type = entry.tp, entry.record, entry.content_type
-            bare.accept = entry.accept
-            bare.set_attempt(entry.attempt)
-            out.key = None
-            out.value, out.headers = self._error(bare, error, "")
 
     def _dead_letter(self, entry: Entry, error: InferError) -> Out:
         topic, partitions = self._dead_letters

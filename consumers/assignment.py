@@ -111,8 +111,7 @@ class Assignment:
         whole = [part for part in parts if part.active]  # the others were not taken over yet
         for part in parts:
             part.active, part.is_leaving = False, True
-            part.in_flight -= self._suspend(part.tp) + len(part.held)
-            part.held.clear()
+            part.in_flight -= self._suspend(part.tp) + part.let_go()
         clock = asyncio.get_running_loop().time
         # Beyond the deadline the source gives up on us: leave time to commit what is settled by then.
         waits_until = deadline - min(FLUSH_S, (deadline - clock()) / 4)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -282,7 +282,7 @@ def _outcomes(decoded: Decoded) -> list[Outcome]:
     return sorted(found, key=lambda outcome: outcome.entry.record.offset)
 
 
-def _decoded(outcomes: Iterable[Outcome]) -> Decoded:
+def _decoded(outcomes: Sequence[Outcome]) -> Decoded:
     """Put outcomes together again, in their order."""
     by_version: dict[int, list[Entry]] = {}
     failures: list[Failure] = []
@@ -291,4 +291,5 @@ def _decoded(outcomes: Iterable[Outcome]) -> Decoded:
             by_version.setdefault(version, []).append(entry)
         else:
             failures.append(failure)
-    return Decoded(by_version, failures)
+    keyed = [o.entry for o in outcomes if o.failure is None and o.entry.idempotency_key]
+    return Decoded(by_version, failures, keyed)

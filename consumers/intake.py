@@ -42,6 +42,12 @@ class Admission(Protocol):
     def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
         """Answer entries with their errors; ``dead_letters`` are copied to the dead-letter topic too."""
 
+    def screen(self, part: Partition, version: int, entries: Sequence[Entry]) -> list[Entry]:
+        """Take requests some of which have an idempotency key; returns those that are to be queued (P-17)."""
+
+    def screen_steps(self, part: Partition, keyed: Sequence[Entry]) -> None:
+        """Know repeats among requests of a sequence model with a key, in order, before they are routed (P-17)."""
+
     def route(self, part: Partition, entries: Sequence[Entry]) -> None:
         """Take a block's records of a sequence model, in order: each is queued, answered, or finished already."""
 
@@ -288,6 +294,8 @@ class Intake:
                 self._admission.refuse(refusals)
                 refused = {id(refusal.entry) for refusal in refusals}
                 fit = [entry for entry in entries if id(entry) not in refused]
+            if decoded.keyed:
+                fit = self._admission.screen(part, version, fit)
             self._offer(part, version, fit)
 
     def _offer_steps(self, part: Partition, decoded: Decoded) -> None:
@@ -304,6 +312,8 @@ class Intake:
             entries.append(failure.entry)
         if decoded.failures or len(decoded.by_version) > 1:
             entries.sort(key=lambda entry: entry.record.offset)
+        if decoded.keyed:
+            self._admission.screen_steps(part, decoded.keyed)
         self._admission.route(part, entries)
 
     async def _decoded(self, part: Partition, records: Sequence[Record], size: int) -> Decoded:

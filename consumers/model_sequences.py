@@ -13,15 +13,17 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
-from headrace.consumers.live_sequence import NO_SLOT
 from headrace.consumers.partition import Partition
 from headrace.consumers.sequence_batcher import SequenceBatcher
+from headrace.consumers.sequence_keys import SequenceKeys
+from headrace.consumers.sequence_page import sequence_page
 from headrace.consumers.sequence_table import Routed
 from headrace.consumers.sequences import Sequences
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
-from headrace.consumers.state_store import StateStore, StoreCounts
+from headrace.consumers.state_store import StateStore
 from headrace.consumers.state_topic import StateTopic
+from headrace.consumers.stored_partition import StoreCounts
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
@@ -29,14 +31,7 @@ from headrace.schemas.sequence import SequenceState, sequence_key
 from headrace.schemas.snapshot import Damage, SequenceCodec, StateKind, takeover_nonce
 from headrace.schemas.snapshot_size import max_snapshot_bytes
 from headrace.streams.log import Log, Position, Source
-from headrace.streams.sequence_list import (
-    BACKLOG,
-    IDLE,
-    NO_INSTANCE,
-    SequencePage,
-    SequenceRow,
-    slot_name,
-)
+from headrace.streams.sequence_list import SequencePage
 from headrace.streams.status import SequenceCounts
 
 logger = logging.getLogger(__name__)
@@ -72,6 +67,7 @@ class ModelSequences:
 
     Attributes:
         sequences: Which there are.
+        keyed: Their idempotency keys, None where answers are not remembered.
         store: Their durable state; a new one per membership.
     """
 
@@ -89,6 +85,7 @@ class ModelSequences:
         clock: Clock,
         took_over: Callable[[float], None],
         batchers: Callable[[], Mapping[int, SequenceBatcher]],
+        keyed: SequenceKeys | None = None,
         read_on: Callable[[TP, int], None],
     ) -> None:
         """Keep the parts.
@@ -105,9 +102,11 @@ class ModelSequences:
             clock: Time.
             took_over: Told how long a takeover's reading took, seconds.
             batchers: Returns each version's batcher.
+            keyed: Their idempotency keys; None where answers are not remembered.
             read_on: Told the next offset of a partition to read, before a block's records are queued.
         """
         self.sequences = sequences
+        self.keyed = keyed
         self.options = options
         self._model_name = model_name
         self._log = log
@@ -129,6 +128,11 @@ class ModelSequences:
         self._before = StoreCounts()  # of the stores of earlier memberships
         self.store = self._new_store()
 
+    @property
+    def topic(self) -> str:
+        """Where their states are."""
+        return self._topic.name
+
     def new_store(self) -> StateStore[SequenceState]:
         """Start a membership with an empty store; returns it."""
         self._before.snapshots += self.store.counts.snapshots
@@ -149,8 +153,14 @@ class ModelSequences:
             max_markers=settings.max_ended_sequences,
             max_bytes=max_snapshot_bytes(self._log.max_record_bytes),
             wall_ms=self._clock.wall_ms,
-            on_forgotten=self.sequences.forget,
+            on_forgotten=self._forget,
+            complete=None if self.keyed is None else self.keyed.complete,
         )
+
+    def _forget(self, tp: TP, keys: Sequence[bytes]) -> None:
+        self.sequences.forget(tp, keys)
+        if self.keyed is not None:
+            self.keyed.forget(tp, keys)
 
     def attach(self, partitions: Mapping[TP, Partition], settler: Settler, source: Source) -> None:
         """Bring the parts of a new membership."""
@@ -177,6 +187,8 @@ class ModelSequences:
             self._warn_of_lost(part.tp, restored.failures)
             self._counts[part.tp] = count
             self.store.open(part.tp, restored, nonce)
+            if self.keyed is not None:
+                self.keyed.restored(part.tp, part.epoch, restored.states)
             lost = self.sequences.open(part.tp, part.epoch, restored.states, restored.failures)
             if lost:
                 self.store.stage(part.tp, lost)
@@ -256,6 +268,8 @@ class ModelSequences:
                 self.close(part.tp)
                 continue
             self.sequences.resume(part.tp, part.epoch)
+            if self.keyed is not None:
+                self.keyed.resume(part.tp, part.epoch)
             kept.add(part.tp)
         return kept
 
@@ -272,6 +286,8 @@ class ModelSequences:
         for batcher in self._batchers().values():
             batcher.drop(tp)
         self.sequences.close(tp)
+        if self.keyed is not None:
+            self.keyed.close(tp)
         self.store.close(tp)
         self._counts.pop(tp, None)
 
@@ -313,29 +329,7 @@ class ModelSequences:
     def page(self, limit: int, worker: str) -> SequencePage:
         """Return the most recently active live sequences."""
         now_ms = self._clock.wall_ms()
-        batchers = self._batchers()
-        rows = []
-        for lane in self.sequences.recent(limit):
-            place, instance = IDLE, NO_INSTANCE
-            if lane.slot != NO_SLOT:
-                instance, row = batchers[lane.home].place(lane)
-                place = slot_name(row)
-            elif not lane.is_idle:
-                place = BACKLOG
-            rows.append(
-                SequenceRow(
-                    lane.sequence_id,
-                    lane.tp.partition,
-                    place,
-                    instance,
-                    0 if lane.state is None else lane.state.steps,
-                    max(0, now_ms - lane.timestamp_ms),
-                    lane.version,
-                    worker,
-                )
-            )
-        rows.sort(key=lambda row: row.idle_ms)
-        return SequencePage(tuple(rows), len(self.sequences))
+        return sequence_page(self.sequences, self._batchers(), now_ms, limit=limit, worker=worker)
 
     async def reap(self) -> None:
         """Expire silent sequences and write tombstones that are due, for ever; ends by cancellation."""

@@ -14,7 +14,8 @@ from headrace.consumers.placement import Placement
 from headrace.consumers.settle import Settler
 from headrace.schemas.batch import Entry
 from headrace.schemas.record import TP, Out
-from headrace.schemas.sequence import SequenceState, sequence_key
+from headrace.schemas.sequence import sequence_key
+from headrace.schemas.snapshot import Stored
 
 HEADER_ROOM_BYTES = 64 * 1024
 """Within this much of the limit, an answer's size is computed exactly."""
@@ -45,7 +46,7 @@ class _Group:
         self.awaited = False
         self.offsets: list[int] = []
         self.size = 0
-        self.states: dict[bytes, SequenceState] = {}
+        self.states: dict[bytes, Stored] = {}
         self.recorded: list[tuple[bytes, int, Out]] = []
 
 
@@ -136,6 +137,13 @@ class Outgoing:
                     group.size += len(record.value)
                 if entry.after is not None:
                     group.states[entry.sequence.key] = entry.after
+
+    def keep(self, kept: Mapping[Entry, Stored]) -> None:
+        """Add what is to be stored of entries with an idempotency key (P-17)."""
+        for entry, state in kept.items():
+            group = self._group(entry.tp)
+            if group.epoch == entry.epoch:
+                group.states[entry.idempotency_key] = state
 
     def put(self, settler: Settler) -> None:
         """Hand everything over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from headrace.consumers.ledger import OffsetLedger
 from headrace.schemas.batch import Entry
@@ -74,6 +75,12 @@ class Partition:
         """Return the same in bytes of their values."""
         return self.in_flight_bytes - (0 if counts_settling else self.settling_bytes)
 
+    def let_go(self) -> int:
+        """Forget what is held; returns how many records that were: whoever reads them next answers them."""
+        count = records_of(self.held)
+        self.held.clear()
+        return count
+
     def __repr__(self) -> str:
         """Show where it stands."""
         state = "active" if self.active else "inactive"
@@ -81,3 +88,8 @@ class Partition:
             f"Partition({self.tp.topic}/{self.tp.partition}, epoch={self.epoch}, {state}, "
             f"in_flight={self.in_flight}, held={len(self.held)})"
         )
+
+
+def records_of(entries: Iterable[Entry]) -> int:
+    """Return how many admitted records these entries stand for: repeats that follow one hang on it (P-17)."""
+    return sum([1 + len(entry.followers) for entry in entries])

@@ -19,7 +19,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out, Record
@@ -83,12 +83,27 @@ _Best: TypeAlias = tuple[tuple[int, bool], Record, str]
 """Rank, record, and why its head cannot be read: then the rank is that of the one before it."""
 
 
+class Newest(NamedTuple):
+    """How much of a topic that keeps more than anybody wants is read.
+
+    Attributes:
+        keys: Record keys that are kept of a partition, the newest.
+        size: The same in bytes of their values.
+        offsets: Only so many last offsets of a partition are read.
+    """
+
+    keys: int
+    size: int
+    offsets: int
+
+
 class StateFold:
     """Folds the records of one state partition, in the order of the log. Pure."""
 
-    def __init__(self, kind: str = StateKind.SEQUENCE) -> None:
-        """Start empty; records of other kinds are ignored."""
+    def __init__(self, kind: str = StateKind.SEQUENCE, newest: Newest | None = None) -> None:
+        """Start empty; records of other kinds are ignored, and of those beyond ``newest`` the oldest forgotten."""
         self._prefix = kind.encode() + b"/"
+        self._newest = newest
         self._best: dict[bytes, _Best] = {}
         self.records = 0
         self.bytes = 0
@@ -98,6 +113,7 @@ class StateFold:
         """Take the next records; what is done here is done twenty times per key."""
         best, prefix = self._best, self._prefix
         size = 0
+        is_bounded = self._newest is not None
         self.records += len(records)
         for record in records:
             key, value = record.key, record.value
@@ -116,8 +132,21 @@ class StateFold:
                 continue
             # What follows a snapshot that cannot be read replaces it: its writer has gone on from there.
             if old is None or rank >= old[0] or old[2]:
+                if is_bounded and old is not None:
+                    del best[key]  # it is among the newest now
                 best[key] = (rank, record, "")
         self.bytes += size
+        if self._newest is not None:
+            self._trim(self._newest)
+
+    def _trim(self, newest: Newest) -> None:
+        best = self._best
+        sizes = {key: len(found[1].value or b"") for key, found in best.items()}
+        size = sum(sizes.values())
+        while best and (len(best) > newest.keys or size > newest.size):
+            key = next(iter(best))
+            size -= sizes[key]
+            del best[key]
 
     def decode(
         self,
@@ -210,6 +239,7 @@ async def restore(
     kind: str = StateKind.SEQUENCE,
     input_partitions: int = 0,
     ends: Callable[[], Awaitable[Mapping[int, int]]] | None = None,
+    newest: Newest | None = None,
     max_records: int = 1000,
     stall_s: float = 30.0,
 ) -> Mapping[int, Restored[S]]:
@@ -228,6 +258,7 @@ async def restore(
             takes everything.
         ends: Fetches the end of each input partition. Called when all is read, for an earlier owner may have gone on
             until then; what is beyond is left out: the input topic was deleted and made again (FAULTS B104).
+        newest: Only so much is read and kept; everything unless given.
         max_records: Records that are folded without letting the loop do anything else.
         stall_s: How long to wait for progress, seconds.
 
@@ -237,9 +268,11 @@ async def restore(
     Raises:
         LogError: The topic cannot be read, or there was no progress.
     """
-    folds = {partition: StateFold(kind) for partition in partitions}
-    if folds:
-        spans = {TP(topic, partition): Span(EARLIEST, LATEST) for partition in folds}
+    folds = {partition: StateFold(kind, newest) for partition in partitions}
+    spans = {TP(topic, partition): Span(EARLIEST, LATEST) for partition in folds}
+    if spans and newest is not None:
+        spans = await _last(log, spans, newest.offsets)
+    if spans:
         async with log.reader(spans, committed=True) as reader:
             await _read(reader, folds, max_records, stall_s)
     found = await ends() if ends is not None and folds else {}
@@ -252,6 +285,13 @@ async def restore(
         ):
             await asyncio.sleep(0)
     return restored
+
+
+async def _last(log: Log, spans: Mapping[TP, Span], offsets: int) -> dict[TP, Span]:
+    """Return the last stretch of each partition that is not empty."""
+    async with log.reader(dict.fromkeys(spans, Span(LATEST)), committed=True) as reader:
+        ends = reader.positions()
+    return {tp: Span(max(0, end - offsets), end) for tp, end in ends.items() if end > 0}
 
 
 async def _read(

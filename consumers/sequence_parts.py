@@ -12,7 +12,9 @@ from headrace.consumers.live_sequence import LiveSequence
 from headrace.consumers.model_sequences import ModelSequences, StateOptions
 from headrace.consumers.observe import SequenceMetrics
 from headrace.consumers.oldest import OldestBatcher
+from headrace.consumers.remember_options import key_bounds
 from headrace.consumers.sequence_batcher import BacklogBounds, SequenceBatcher
+from headrace.consumers.sequence_keys import SequenceKeys
 from headrace.consumers.sequences import Sequences
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.version import Version
@@ -165,6 +167,7 @@ class SequenceParts:
             clock=clock,
             took_over=lambda seconds: metrics.took_over(name, seconds),
             batchers=self._batchers,
+            keyed=self._keyed(model.config, log, settings),
             read_on=self._read_on,
         )
 
@@ -186,6 +189,19 @@ class SequenceParts:
             release=self._release,
             adopt=self._adopt,
             on_split=self._split,
+        )
+
+    def _keyed(
+        self, config: ModelConfig, log: Log, settings: WorkerSettings
+    ) -> SequenceKeys | None:
+        bounds = key_bounds(config, settings)
+        if not bounds.window_ms:
+            return None
+        return SequenceKeys(
+            bounds,
+            self._clock.wall_ms,
+            finished=self._sequences.finished,
+            max_bytes=max_state_bytes(log.max_record_bytes),
         )
 
     def batcher(self, loaded: LoadedVersion) -> SequenceBatcher:

@@ -128,6 +128,13 @@ class SequenceTables:
             if lane.state is not None:
                 yield lane.key, lane.state
 
+    def finished(self, tp: TP, key: bytes) -> int:
+        """Return the offset up to which a sequence's records are finished, -1 where nothing is known of it."""
+        table = self._tables[tp]
+        lane = table.lanes.get(sequence_id_of(key))
+        state = table.markers.get(key) if lane is None else lane.state
+        return -1 if state is None else state.offset
+
     def open(
         self,
         tp: TP,

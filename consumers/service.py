@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, Self
 
@@ -19,13 +19,16 @@ from headrace.consumers.cancelling import Cancelling
 from headrace.consumers.claimed_requests import request_decoder
 from headrace.consumers.delivery_mode import require_mode
 from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMetrics
+from headrace.consumers.observe_keys import KeyMetrics
 from headrace.consumers.observe_partitions import PartitionMetrics
 from headrace.consumers.observe_transactions import TransactionMetrics
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
+from headrace.consumers.remember_options import remembered_answers, window_ms
 from headrace.consumers.scheduler import Instances, Scheduler
 from headrace.consumers.sequence_parts import SequenceParts
 from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.stored_watch import watch_stored
 from headrace.consumers.supervision import Supervision
 from headrace.consumers.version import Healthy, Version
 from headrace.consumers.version_parts import fault_bounds, make_batcher, stage_rows, supervision
@@ -36,7 +39,7 @@ from headrace.schemas.answers import ResponseEncoder, encode_error
 from headrace.schemas.errors import LogError
 from headrace.schemas.snapshot_size import max_state_bytes
 from headrace.streams.claims import Claims
-from headrace.streams.log import LATEST, Log, Mode, Span, TopicSpec
+from headrace.streams.log import Log, Mode, TopicSpec
 from headrace.streams.metrics_text import Series
 from headrace.streams.sequence_list import SequencePage
 from headrace.streams.topology import Topology
@@ -101,6 +104,7 @@ class Worker:
         self._sequence_metrics = SequenceMetrics(self.registry)
         self._transaction_metrics = TransactionMetrics(self.registry)
         PartitionMetrics(self.models, self.registry)
+        self._key_metrics = KeyMetrics(self.registry)
         self._pool = pool
         self._claims = claims
         self._pools: list[InstancePool] = []
@@ -224,8 +228,12 @@ class Worker:
         return [replace(s, partitions=self._counts.get(s.name, s.partitions)) for s in specs]
 
     def _model_specs(self, name: str) -> Sequence[TopicSpec]:
-        stateful = self._repository.models[name].config.sequence_batching is not None
-        return self._topology.model_specs(name, stateful=stateful)
+        config = self._repository.models[name].config
+        return self._topology.model_specs(
+            name,
+            stateful=config.sequence_batching is not None,
+            window_ms=window_ms(config, self._settings),
+        )
 
     def _take_counts(self, specs: Sequence[TopicSpec], there: Mapping[str, int]) -> None:
         self._counts = {spec.name: there.get(spec.name, spec.partitions) for spec in specs}
@@ -262,9 +270,15 @@ class Worker:
         parts = self._sequence_parts(name, model, answering)
         if parts is not None:
             answering.records = parts.sequences.options.record_answers
+        remembered = remembered_answers(
+            model.config, self._log, topology, settings, clock=clock, mode=mode
+        )
         for number, version in model.versions.items():
             batcher = make_batcher(version) if parts is None else parts.batcher(version)
             answering.versions[number] = self._version(name, version, batcher, answering)
+        keyed = remembered if parts is None else parts.sequences.keyed
+        if keyed is not None:
+            self._key_metrics.watch(name, keyed.keys)
         return ModelWorker(
             name,
             log=self._log,
@@ -277,6 +291,7 @@ class Worker:
             settings=settings,
             clock=clock,
             sequences=None if parts is None else parts.sequences,
+            remembered=remembered,
             mode=mode,
             transactions=self._transaction_metrics.model(name) if answering.replies else None,
             rebalanced=self._metrics.rebalance.labels(name).observe,
@@ -356,25 +371,8 @@ class Worker:
         self._take_counts(specs, there)
         for worker in self.models.values():
             worker.counted(there)
-        await self._check_states(gone)
-
-    async def _check_states(self, made_again: Set[str]) -> None:
-        """Have the states written anew of models whose state topic was made again, by us or another worker."""
-        keepers = [
-            (self._topology.state(name), worker.sequences)
-            for name, worker in self.models.items()
-            if worker.sequences is not None
-        ]
-        for topic, keeper in keepers:
-            if topic in made_again:
-                keeper.write_again()
-        spans = {tp: Span(LATEST) for _, keeper in keepers for tp in keeper.state_partitions()}
-        if not spans:
-            return
-        async with self._log.reader(spans, committed=True) as reader:
-            ends = reader.positions()
-        for topic, keeper in keepers:
-            keeper.look({tp: end for tp, end in ends.items() if tp.topic == topic})
+        keepers = [found for worker in self.models.values() if (found := worker.stateful)]
+        await watch_stored(self._log, keepers, gone)
 
     async def _watch_loop(self) -> None:
         """Measure how late the loop runs its timers."""

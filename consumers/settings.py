@@ -55,6 +55,13 @@ class WorkerSettings:
         max_ended_sequences: Such markers of a partition; above, the oldest one goes early.
         sequence_skew_s: How far our clock and the broker's may differ, seconds: silence alone frees a sequence only
             this much after its idle limit (P-15).
+        idempotency_window_s: For how long answers are remembered under their requests' idempotency keys, seconds; 0
+            remembers none, and refuses requests with a key. A model's parameter ``idempotency_window_ms`` goes before
+            it (P-17).
+        max_idempotency_keys: Keys that are remembered of a partition; above, the oldest are forgotten.
+        max_idempotency_bytes: The same in bytes of the answers.
+        max_sequence_keys: Keys that are remembered of a sequence; above, the oldest are forgotten.
+        max_sequence_key_bytes: The same in bytes of the answers: they travel in every snapshot of the sequence.
         max_attempts: Tries of a request whose execution fails in a way that may pass, the first included; then it is
             answered with the error and kept as a dead letter.
         retry_backoff_s: Pause before the second try, seconds; it doubles with each further one.
@@ -97,6 +104,11 @@ class WorkerSettings:
     ended_ttl_s: float = 3600.0
     max_ended_sequences: int = 50_000
     sequence_skew_s: float = 5.0
+    idempotency_window_s: float = 3600.0
+    max_idempotency_keys: int = 10_000
+    max_idempotency_bytes: int = 16 * 1024 * 1024
+    max_sequence_keys: int = 8
+    max_sequence_key_bytes: int = 64 * 1024
     max_attempts: int = 3
     retry_backoff_s: float = 0.1
     retry_backoff_max_s: float = 5.0

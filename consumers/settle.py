@@ -16,19 +16,20 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from headrace.consumers.partition import Partition
 from headrace.consumers.refused_replies import RefusedReplies
 from headrace.consumers.state_store import StateStore
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
-from headrace.schemas.sequence import SequenceState
+from headrace.schemas.snapshot import Stored
 from headrace.streams.alarm import Alarm
 from headrace.streams.log import Delivery, Outcome, Position
 
 logger = logging.getLogger(__name__)
 
-NO_STATES: Mapping[bytes, SequenceState] = {}
+NO_STATES: Mapping[bytes, Stored] = {}
 
 RETRY_PAUSE_S = 0.2
 """Pause before a settle that failed is tried again, seconds."""
@@ -46,7 +47,7 @@ class Settler(ABC):
         is_pointless: Callable[[], Awaitable[bool]],
         retry_s: float,
         refused: RefusedReplies,
-        store: StateStore[SequenceState] | None = None,
+        store: StateStore[Any] | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -76,7 +77,7 @@ class Settler(ABC):
         offsets: Sequence[int],
         size: int,
         *,
-        states: Mapping[bytes, SequenceState] = NO_STATES,
+        states: Mapping[bytes, Stored] = NO_STATES,
         recorded: Sequence[tuple[bytes, int, Out]] = (),
         replies: Sequence[Out] = (),
         awaited: bool = False,
@@ -88,7 +89,7 @@ class Settler(ABC):
             outs: What follows from them; may be empty.
             offsets: Offsets that are thereby answered.
             size: Bytes of the answered records' values.
-            states: Key → its sequence as of the latest of them.
+            states: Key → what is to be stored as of the latest of them.
             recorded: Key, offset and answer of those that are to be remembered.
             replies: Answers to gateways that are to follow the commit (P-13).
             awaited: Somebody waits for one of the answers.
@@ -172,7 +173,7 @@ class AtLeastOnceSettler(Settler):
         is_pointless: Callable[[], Awaitable[bool]],
         retry_s: float,
         refused: RefusedReplies,
-        store: StateStore[SequenceState] | None = None,
+        store: StateStore[Any] | None = None,
         interval_s: float,
         awaited_interval_s: float,
         backlog_interval_s: float,
@@ -271,7 +272,7 @@ class AtLeastOnceSettler(Settler):
         self._on_settled(finished)
         self._progress.set()
 
-    def _put_states(self, tp: TP, store: StateStore[SequenceState]) -> None:
+    def _put_states(self, tp: TP, store: StateStore[Any]) -> None:
         """Let snapshots travel with this settle: before its answers, or behind them once they are acknowledged."""
         before, behind = store.begin(tp)
         if before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from headrace.consumers.partition import Partition
 from headrace.consumers.refused_replies import RefusedReplies
@@ -10,7 +11,6 @@ from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.settle import AtLeastOnceSettler, Settler
 from headrace.consumers.settle_transactions import CutBounds, ExactlyOnceSettler, Transactions
 from headrace.consumers.state_store import StateStore
-from headrace.schemas.sequence import SequenceState
 from headrace.streams.log import Delivery, Mode, Outcome
 
 CUT_SHARE = 2
@@ -28,7 +28,7 @@ def make_settler(
     is_pointless: Callable[[], Awaitable[bool]],
     delivers: Callable[[Partition], bool],
     refused: RefusedReplies,
-    store: StateStore[SequenceState] | None,
+    store: StateStore[Any] | None,
     writes_ahead: bool,
     transactions: Transactions | None,
 ) -> Settler:

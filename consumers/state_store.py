@@ -36,12 +36,11 @@ Pure: no await, no clock, no logging. What is stored is never copied, so it must
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Generic
 
 from headrace.consumers.restore import Restored
-from headrace.consumers.stored_partition import StateOut, StoredPartition
+from headrace.consumers.stored_partition import StateOut, StoreCounts, StoredPartition
 from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import Flag
 from headrace.schemas.snapshot import S, StateCodec, pack_snapshot, state_key
@@ -49,28 +48,6 @@ from headrace.streams.log import Position
 
 MAX_FORGOTTEN = 1000
 """Own tombstones of one settle, where they travel with it: it encodes them in one go."""
-
-
-@dataclass(slots=True)
-class StoreCounts:
-    """What a store has written, as acknowledged.
-
-    Attributes:
-        snapshots: Snapshots, markers included.
-        snapshot_bytes: Their values' bytes.
-        markers: Markers among them.
-        tombstones: Tombstones, of others' keys too.
-        early: Keys forgotten before their time because there were more than ``max_markers``.
-        unrecorded: Answers that were published before a snapshot, since none that holds them fits into a record: their
-            requests may be answered otherwise if they are delivered again.
-    """
-
-    snapshots: int = 0
-    snapshot_bytes: int = 0
-    markers: int = 0
-    tombstones: int = 0
-    early: int = 0
-    unrecorded: int = 0
 
 
 class StateStore(Generic[S]):
@@ -96,11 +73,13 @@ class StateStore(Generic[S]):
         max_bytes: int = 0,
         wall_ms: Callable[[], int],
         on_forgotten: Callable[[TP, Sequence[bytes]], None],
+        complete: Callable[[TP, Mapping[bytes, S]], Mapping[bytes, S]] | None = None,
+        place: Callable[[int], int] = lambda partition: partition,
     ) -> None:
         """Start with no partition.
 
         Args:
-            topic: State topic; a partition's records go to the same partition number.
+            topic: State topic; a partition's records go to the same partition number, unless ``place`` says otherwise.
             kind: What it holds, one of `headrace.schemas.snapshot.StateKind`.
             codec: Of what it holds.
             every: Write a snapshot within the settle too once a key was staged this often since its last one; 0: on
@@ -112,6 +91,8 @@ class StateStore(Generic[S]):
             max_bytes: Largest value of a record; the states themselves fit. 0 is any size.
             wall_ms: Now, ms since the epoch.
             on_forgotten: Told the keys whose markers are gone, their tombstones acknowledged.
+            place: Returns the partition of the topic for one of the input.
+            complete: Returns states with what is stored beside them; as they are where it is not given.
         """
         self._topic = topic
         self._kind = kind
@@ -124,6 +105,8 @@ class StateStore(Generic[S]):
         self._max_bytes = max_bytes
         self._wall_ms = wall_ms
         self._on_forgotten = on_forgotten
+        self._complete = complete
+        self._place = place
         self._parts: dict[TP, StoredPartition[S]] = {}
         self.counts = StoreCounts()
 
@@ -177,7 +160,7 @@ class StateStore(Generic[S]):
         part = self._parts.get(tp)
         if part is None:
             return
-        part.staged.update(states)
+        part.staged.update(states if self._complete is None else self._complete(tp, states))
         if self._every > 1:
             for key in states:
                 part.unsaved[key] = part.unsaved.get(key, 0) + 1
@@ -388,7 +371,7 @@ class StateStore(Generic[S]):
         self, tp: TP, key: bytes, nonce: bytes, value: bytes | None, state: S | None
     ) -> StateOut[S]:
         return StateOut(
-            (self._topic, tp.partition),
+            (self._topic, self._place(tp.partition)),
             state_key(self._kind, key, nonce),
             value,
             state_key=key,

@@ -6,6 +6,7 @@ Pure, and without rules of its own: they are in `headrace.consumers.state_store`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic
 
 from headrace.schemas.record import Out
@@ -13,6 +14,28 @@ from headrace.schemas.sequence import Flag
 from headrace.schemas.snapshot import S
 
 NOTHING_COMMITTED = -1
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What a store has written, as acknowledged.
+
+    Attributes:
+        snapshots: Snapshots, markers included.
+        snapshot_bytes: Their values' bytes.
+        markers: Markers among them.
+        tombstones: Tombstones, of others' keys too.
+        early: Keys forgotten before their time because there were more than ``max_markers``.
+        unrecorded: Answers that were published before a snapshot, since none that holds them fits into a record: their
+            requests may be answered otherwise if they are delivered again.
+    """
+
+    snapshots: int = 0
+    snapshot_bytes: int = 0
+    markers: int = 0
+    tombstones: int = 0
+    early: int = 0
+    unrecorded: int = 0
 
 
 class StateOut(Out, Generic[S]):

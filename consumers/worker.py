@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+from headrace.consumers.admitting import Admitting
 from headrace.consumers.answering import Answering
 from headrace.consumers.assignment import Assignment
-from headrace.consumers.batcher import Refusal
 from headrace.consumers.failures import failing, first_failure, stopped_within
 from headrace.consumers.intake import Decoder, Intake
 from headrace.consumers.model_sequences import ModelSequences
@@ -27,12 +27,12 @@ from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.progress import Watch
 from headrace.consumers.refused_replies import RefusedReplies
+from headrace.consumers.remembered_answers import RememberedAnswers
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.consumers.settle_choice import make_settler
 from headrace.consumers.settle_transactions import Transactions
 from headrace.consumers.trouble import Trouble
-from headrace.schemas.batch import Entry
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
 from headrace.streams.log import Log, Mode, Outcome, Source
@@ -60,6 +60,7 @@ class ModelWorker:
         source: The group member, None between two memberships.
         trouble: Why it does not serve now, if it does not.
         sequences: Live sequences and their state; None where the model has none.
+        remembered: Answers to stateless requests with an idempotency key; None where none are remembered.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ModelWorker:
         settings: WorkerSettings,
         clock: Clock,
         sequences: ModelSequences | None = None,
+        remembered: RememberedAnswers | None = None,
         mode: Mode = Mode.AT_LEAST_ONCE,
         transactions: Transactions | None = None,
         rebalanced: Callable[[float], None] = lambda _: None,
@@ -94,6 +96,7 @@ class ModelWorker:
             settings: Bounds.
             clock: Time.
             sequences: Of a sequence model.
+            remembered: Of a stateless model whose answers are remembered.
             mode: The guarantee of its answers; the log has what it needs.
             transactions: Who counts those of exactly_once.
             rebalanced: Told the seconds that each rebalance kept it from reading.
@@ -106,6 +109,8 @@ class ModelWorker:
         self.trouble = Trouble("not joined yet")
         self.partition_count = partition_count
         self.sequences = sequences
+        self.remembered = remembered
+        answering.keyed = remembered if sequences is None else sequences.keyed
         if sequences is not None:
             answering.in_one_line()
         self._log = log
@@ -129,6 +134,11 @@ class ModelWorker:
     def partitions(self) -> dict[TP, Partition]:
         """The partitions that are ours."""
         return self.assignment.partitions
+
+    @property
+    def stateful(self) -> ModelSequences | RememberedAnswers | None:
+        """What is taken over with a partition beside its position."""
+        return self.sequences or self.remembered
 
     def ready(self) -> bool:
         """Whether it has joined, has taken over what is assigned and gets on, and every instance can execute."""
@@ -196,8 +206,8 @@ class ModelWorker:
         self.assignment = self._new_assignment()
         self._placement.forget()
         source = self._log.source(self._group, {self._topic}, self.assignment)
-        keeper = self.sequences
-        store = keeper.new_store() if keeper is not None else None
+        keeper, stateful = self.sequences, self.stateful
+        store = None if stateful is None else stateful.new_store()
         delivery = self._log.delivery(source, self.mode, store)
         settler = make_settler(
             self.mode,
@@ -215,7 +225,7 @@ class ModelWorker:
         intake = Intake(
             self.partitions,
             decoder=self._decoder,
-            admission=self,
+            admission=Admitting(self),
             placement=self._placement,
             settings=self._settings,
             clock=self._clock,
@@ -227,8 +237,8 @@ class ModelWorker:
         self._watch = watch = Watch(self.partitions, source, self._settings.stall_timeout_s)
         self.assignment.attach(source, delivery, settler)
         self.answering.attach(self.partitions, settler, self._room_made, self._scheduler_failed)
-        if keeper is not None:
-            keeper.attach(self.partitions, settler, source)
+        if stateful is not None:
+            stateful.attach(self.partitions, settler, source)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -267,8 +277,7 @@ class ModelWorker:
         clock = asyncio.get_running_loop().time
         deadline = min(self.exit_by, clock() + self._settings.exit_timeout_s)
         for part in self.partitions.values():
-            part.in_flight -= len(part.held)
-            part.held.clear()  # never queued: read again by whoever comes next
+            part.in_flight -= part.let_go()  # never queued: read again by whoever comes next
         for version in self.answering.versions.values():
             version.scheduler.drain()
         while self._progresses() and clock() < deadline:
@@ -288,10 +297,10 @@ class ModelWorker:
         """After a membership: forget the queue, whose records will be read again."""
         for tp in list(self.partitions):
             self._drop(tp)
-            if self.sequences is not None:
-                self.sequences.close(tp)
-        if self.sequences is not None:
-            self.sequences.forget_suspended()
+            if self.stateful is not None:
+                self.stateful.close(tp)
+        if self.stateful is not None:
+            self.stateful.forget_suspended()
         self.partitions.clear()
         self.source = self._intake = self._settler = self._watch = None
         self.trouble.left()
@@ -303,7 +312,7 @@ class ModelWorker:
             drop=self._drop,
             next_epoch=self._next_epoch,
             mode=self.mode,
-            stateful=self.sequences,
+            stateful=self.stateful,
             suspend=None if self.sequences is None else self.answering.suspend,
             rebalanced=self._rebalanced,
         )
@@ -321,39 +330,6 @@ class ModelWorker:
 
     def _drop(self, tp: TP) -> int:
         return self.answering.drop(tp)
-
-    # What intake asks for (`headrace.consumers.intake.Admission`).
-
-    def offer(self, version: int, entries: Sequence[Entry]) -> Sequence[Refusal]:
-        """Queue entries for a version."""
-        return self.answering.offer(version, entries)
-
-    def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
-        """Answer entries with their errors."""
-        self.answering.refuse(refusals, dead_letters=dead_letters)
-
-    def route(self, part: Partition, entries: Sequence[Entry]) -> None:
-        """Queue steps of sequences where their sequence runs; those that have none to wait for are answered."""
-        assert self.sequences is not None
-        routed = self.sequences.route(part, entries)
-        if routed.refusals:
-            self.answering.refuse_steps(routed.refusals)
-        for number, steps in routed.by_version.items():
-            self.answering.offer_steps(number, steps)
-
-    def skipped(self, part: Partition) -> None:
-        """Let a position be committed that moved without an answer."""
-        self.answering.skipped(part)
-
-    def went_back(self, part: Partition, offset: int) -> None:
-        """Take a partition over again whose log hands out an offset that we are past: it was made again or cut."""
-        logger.warning(
-            "%s/%d went back from offset %d to %d; its position is read again",
-            *part.tp,
-            part.ledger.next_offset,
-            offset,
-        )
-        self.assignment.again(part)
 
     # What the settler tells.
 

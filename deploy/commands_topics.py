@@ -24,6 +24,7 @@ from headrace.streams.log import TopicSpec
     "kafka_config",
     "topic_prefix",
     "partitions",
+    "idempotency_window_secs",
     "config",
     "log_level",
 )
@@ -46,9 +47,10 @@ def topics(
     """
     paths = repository_paths(settings, path)
     topology = topology_of(settings)
+    window_ms = settings.idempotency_window_secs * 1000
     specs = list(topology.shared_specs())
     for model in scan(paths).sources:
-        specs += topology.model_specs(model)
+        specs += topology.model_specs(model, window_ms=window_ms)
     existing, warnings = asyncio.run(_look(settings, specs, create=create))
     rows = [
         (

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from headrace.deploy.claim_settings import ClaimSettings
 from headrace.deploy.fault_settings import FaultSettings
+from headrace.deploy.idempotency_settings import IdempotencySettings
 from headrace.deploy.stop_settings import StopSettings
 from headrace.schemas.errors import ConfigError
 from pydantic import Field, ValidationError, field_validator
@@ -45,7 +46,7 @@ WORKER = _panel("Worker")
 PROCESS = _panel("Process")
 
 
-class Settings(FaultSettings, ClaimSettings, StopSettings):
+class Settings(FaultSettings, ClaimSettings, IdempotencySettings, StopSettings):
     """The settings of one process, read once at its start and never changed."""
 
     model_config = SettingsConfigDict(

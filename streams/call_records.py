@@ -25,6 +25,8 @@ def request_record(
 ) -> Out:
     """Write a call's request record; the key is the sequence id's text, so that all of a sequence is in one partition.
 
+    Else it is the idempotency key, so that repeats meet there (DELIVERY P-17).
+
     7 and ``"7"`` share a partition and stay two sequences, by the header ``sequence-id-type`` (SEMANTICS KX-12).
 
     Args:
@@ -52,9 +54,9 @@ def request_record(
         request.timeout_us,
     )
     value, headers = encode_request(plain, AVRO, options)
-    if not request.sequence_id:
+    key = str(request.sequence_id).encode() if request.sequence_id else options.idempotency_key
+    if not key:
         return Out(route.topic, spread % route.partitions, None, value, headers)
-    key = str(request.sequence_id).encode()
     return Out(route.topic, partition_for_key(key, route.partitions), key, value, headers)
 
 

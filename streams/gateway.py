@@ -15,13 +15,14 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 from headrace.schemas.errors import Code, InferError, LogError, QueueFull, Reason, Unavailable
 from headrace.schemas.headers import RequestOptions, find_header
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import CORRELATION_ID, Header, Record
 from headrace.streams.announce import Announcer
+from headrace.streams.call_observer import Observer
 from headrace.streams.call_records import (
     expired,
     not_produced,
@@ -33,6 +34,7 @@ from headrace.streams.call_values import CallValues, Reply
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.claims import Claims
 from headrace.streams.fleet import Fleet
+from headrace.streams.idempotency import KeyedCall, KeyedFuture, reply_future
 from headrace.streams.listening import Listening, ensure_if_allowed
 from headrace.streams.log import Log
 from headrace.streams.model_view import Route
@@ -73,13 +75,6 @@ class GatewaySettings:
     reply_partitions: int = 1
     interval_ms: int = DEFAULT_INTERVAL_MS
     strict_readiness: bool = True
-
-
-class Observer(Protocol):
-    """Told about calls, for metrics."""
-
-    def ended(self, model: str, code: Code, seconds: float) -> None:
-        """A call to a model of the fleet ended, so or so."""
 
 
 class Gateway:
@@ -274,6 +269,7 @@ class Gateway:
         *,
         deadline_ms: int = 0,
         extra: tuple[Header, ...] = (),
+        keyed: KeyedCall | None = None,
     ) -> InferResponse:
         """Ask a model and await its answer.
 
@@ -283,6 +279,7 @@ class Gateway:
             request: Its own model name and version are not looked at.
             deadline_ms: Milliseconds since the epoch at which the caller gives up; 0 is the default wait.
             extra: Further record headers, such as the trace context.
+            keyed: Its idempotency key; None where a repeat shall run again.
 
         Returns:
             The response, under the request's id (FAULTS R5).
@@ -295,7 +292,7 @@ class Gateway:
         route = self.route(model, version)
         code = Code.CANCELLED
         try:
-            response = await self._call(route, version, request, deadline_ms, extra)
+            response = await self._call(route, version, request, deadline_ms, extra, keyed)
             code = Code.OK
         except InferError as error:
             code = error.code
@@ -312,6 +309,7 @@ class Gateway:
         request: InferRequest,
         deadline_ms: int,
         extra: tuple[Header, ...],
+        keyed: KeyedCall | None,
     ) -> InferResponse:
         """Admit, produce and await; the call is closed on every way out."""
         model = route.signature.model_name
@@ -322,7 +320,7 @@ class Gateway:
             if deadline_ms:
                 left_ms = time_left(model, deadline_ms, now_ms)
             loop = asyncio.get_running_loop()
-            future: asyncio.Future[Reply] = loop.create_future()
+            future = reply_future(keyed)
             deadline_s = loop.time() + left_ms / 1_000
             correlation_id = self._pending.add(future, int(deadline_s * 1e9))
         except InferError as error:
@@ -335,6 +333,7 @@ class Gateway:
                 reply_topic=self._replies.topic,
                 reply_partition=self._replies.next_partition(),
                 correlation_id=correlation_id,
+                idempotency_key=b"" if keyed is None else keyed.key,
                 extra=extra,
             )
             make = partial(
@@ -387,6 +386,8 @@ class Gateway:
         future = self._pending.take(correlation_id)
         if future is None or future.done():
             return
+        if isinstance(future, KeyedFuture):
+            future.hear(record.headers)
         try:
             future.set_result(self._values.reply(record))
         except InferError as error:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from aiohttp import web
-from headrace.schemas.errors import InvalidRequest, Reason
+from headrace.schemas.errors import InferError, InvalidRequest, Reason
 from headrace.schemas.record import HEADER_LENGTH, TRACEPARENT, TRACESTATE, Header
 from headrace.schemas.v2json import parse_request, wants_binary, write_response
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import compressed_response, read_body
-from headrace.streams.http_errors import JSON_TYPE
+from headrace.streams.http_errors import JSON_TYPE, error_response
 from headrace.streams.http_routes import Target
+from headrace.streams.idempotency import KEY_HEADER, REPLAYED_HEADER, KeyedCall, read_key
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 TIMEOUT_HEADER = "X-Headrace-Timeout-Ms"
@@ -39,24 +40,46 @@ async def infer(
     max_input_bytes: int,
     read_timeout_s: float,
 ) -> web.Response:
-    """Answer one infer call.
+    """Answer one infer call; one that repeats another, by its key, is told so (DELIVERY P-17).
 
     Raises:
         InferError: Of whatever kind; the caller makes an answer of it.
     """
+    keyed = read_key(request.headers.get(KEY_HEADER))
+    bounds = (max_input_bytes, read_timeout_s)
+    if keyed is None:
+        return await _infer(gateway, request, target, bounds, None)
+    try:
+        response = await _infer(gateway, request, target, bounds, keyed)
+    except InferError as error:
+        if not keyed.is_replayed:
+            raise
+        response = error_response(error)
+    if keyed.is_replayed:
+        response.headers[REPLAYED_HEADER] = "true"
+    return response
+
+
+async def _infer(
+    gateway: Gateway,
+    request: web.BaseRequest,
+    target: Target,
+    bounds: tuple[int, float],
+    keyed: KeyedCall | None,
+) -> web.Response:
     headers = request.headers
     # Before the body is parsed (SEMANTICS PB-33), and the raw form needs the signature (BN-07).
     route = gateway.route(target.model, target.version)
     deadline_ms = _deadline_ms(gateway, headers.get(TIMEOUT_HEADER))
     header_length = _header_length(headers.get(LENGTH_HEADER))
-    body = await read_body(request, max_input_bytes, read_timeout_s)
+    body = await read_body(request, *bounds)
     if (len(body) if header_length is None else header_length) < OFF_LOOP_JSON_BYTES:
         asked = parse_request(body, header_length, route.signature)
     else:
         asked = await asyncio.to_thread(parse_request, body, header_length, route.signature)
     version = str(int(target.version)) if target.version else ""
     response = await gateway.infer(
-        target.model, version, asked, deadline_ms=deadline_ms, extra=_trace(request)
+        target.model, version, asked, deadline_ms=deadline_ms, extra=_trace(request), keyed=keyed
     )
     is_binary = wants_binary(asked)
     shown_bytes = total_bytes = 0

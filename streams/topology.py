@@ -23,6 +23,7 @@ SEGMENT_MS = 600_000
 SESSION_TIMEOUT_MS = 45_000  # Kafka's and our default of session.timeout.ms
 LAG_SESSIONS = 10
 STATE_SEGMENT_MS = 3_600_000
+MIN_SEGMENT_MS = 60_000
 STATE_SEGMENT_BYTES = 64 * 1024 * 1024
 
 LOG_APPEND = {"message.timestamp.type": "LogAppendTime"}
@@ -40,6 +41,7 @@ class MappedTopics:
     requests: str = ""
     results: str = ""
     state: str = ""
+    answers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Topology:
         """
         check_topic(f"{self.prefix}.dead-letters", part=self.prefix, what="prefix")
         for model, topics in self.mapped.items():
-            for what in ("requests", "results", "state"):
+            for what in ("requests", "results", "state", "answers"):
                 if name := getattr(topics, what):
                     check_topic(name, part=name, what=f"{what} topic of model {model}")
         for name, count in (
@@ -126,12 +128,17 @@ class Topology:
         named = self.mapped.get(model, MappedTopics()).state
         return named or self._own(model, "state")
 
+    def answers(self, model: str) -> str:
+        """Return a model's topic of remembered answers; `ConfigError` if the model's name needs a mapping."""
+        named = self.mapped.get(model, MappedTopics()).answers
+        return named or self._own(model, "answers")
+
     def group(self, model: str) -> str:
         """Return a model's consumer group; one each, so that loading a model rebalances no other."""
         return f"{self.prefix}.{model}"
 
     def model_specs(
-        self, model: str, *, partitions: int = 0, stateful: bool = False
+        self, model: str, *, partitions: int = 0, stateful: bool = False, window_ms: int = 0
     ) -> tuple[TopicSpec, ...]:
         """Return the topics of a model as they should be; partition counts are equal (DESIGN §4).
 
@@ -139,16 +146,22 @@ class Topology:
             model: Its name.
             partitions: Of each; 0 is this topology's default. Pass what an existing request topic has.
             stateful: It serves sequences: with the topic of their state.
+            window_ms: For how long answers are remembered, ms; where it does not serve sequences, with their topic. 0:
+                they are not.
         """
         count = partitions or self.partitions
         specs = (
             TopicSpec(self.requests(model), count, LOG_APPEND, self.replication),
             TopicSpec(self.results(model), count, {}, self.replication),
         )
-        if not stateful:
+        if stateful:
+            kept = TopicSpec(self.state(model), count, self._state_settings(), self.replication)
+        elif window_ms:
+            settings = self._answer_settings(window_ms)
+            kept = TopicSpec(self.answers(model), count, settings, self.replication)
+        else:
             return specs
-        state = TopicSpec(self.state(model), count, self._state_settings(), self.replication)
-        return (*specs, state)
+        return (*specs, kept)
 
     def shared_specs(self) -> tuple[TopicSpec, ...]:
         """Return the topics that all models share."""
@@ -181,8 +194,17 @@ class Topology:
             "segment.bytes": str(STATE_SEGMENT_BYTES),
         }
 
+    def _answer_settings(self, window_ms: int) -> Mapping[str, str]:
+        # Segments of a part of the window: one is deleted once its last record is older than the window.
+        return {
+            **self._state_settings(),
+            "cleanup.policy": "compact,delete",
+            "retention.ms": str(window_ms),
+            "segment.ms": str(max(MIN_SEGMENT_MS, min(STATE_SEGMENT_MS, window_ms // 4))),
+        }
+
     def _is_internal(self, topic: str) -> bool:
-        if any(topic == mapped.state for mapped in self.mapped.values()):
+        if any(topic in (mapped.state, mapped.answers) for mapped in self.mapped.values()):
             return True
         own, _, rest = topic.partition(f"{self.prefix}.")
         return not own and bool(rest) and (rest in INTERNAL or rest.endswith(INTERNAL_SUFFIXES))

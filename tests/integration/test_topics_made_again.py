@@ -41,7 +41,7 @@ async def test_B104_every_topic_that_is_deleted_comes_back_with_its_old_partitio
         stage.worker(repository, topic_check_interval_s=0.02) as running,
     ):
         before = dict(await log.topics())
-        assert len(before) == 7
+        assert len(before) == 8
         for topic in before:
             log.delete(topic)
             await until_log(log, lambda name=topic: name in log._topics)

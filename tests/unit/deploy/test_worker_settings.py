@@ -43,6 +43,24 @@ def test_the_defaults_of_sequences_are_the_same_in_both_places():
         assert getattr(bounds, name) == getattr(plain, name), name
 
 
+def test_P17_the_options_of_idempotency_keys_arrive_at_their_bounds_and_have_the_same_defaults():
+    """Of the option's name, seconds apart."""
+    names = (
+        "max_idempotency_keys",
+        "max_idempotency_bytes",
+        "max_sequence_keys",
+        "max_sequence_key_bytes",
+    )
+    default, plain = worker_settings(Settings(), 8003), WorkerSettings("w")
+    given = {name: number for number, name in enumerate(names, 2)}
+    bounds = worker_settings(Settings(idempotency_window_secs=9, **given), 8003)
+    for name in names:
+        assert getattr(default, name) == getattr(plain, name), name
+        assert getattr(bounds, name) == given[name]
+    assert default.idempotency_window_s == plain.idempotency_window_s == 3600
+    assert bounds.idempotency_window_s == 9
+
+
 def test_each_option_of_sequences_arrives_at_its_bound():
     settings = Settings(
         max_live_sequences=1,
