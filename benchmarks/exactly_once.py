@@ -28,7 +28,7 @@ PARTITIONS = (4, 64)
 BAR = Bar("ratio", 0.7)
 REPLY_BAR = Bar("value", 15.0, at_most=True)
 EXACTLY_ONCE = ("--delivery", "exactly_once")
-NEIGHBOUR_PER_S = 500.0
+NEIGHBOUR_PER_S = 200.0
 """Enough that each of its partitions has something to commit at each interval."""
 
 

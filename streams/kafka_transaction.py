@@ -50,7 +50,8 @@ from headrace.streams.transaction import ProducerFenced
 END_TXN = 26
 NEEDED_END_TXN = 5
 # How soon a transaction is begun again where the markers of the one before are still being written: it takes a broker
-# few milliseconds, and an awaited reply waits for it.
+# few milliseconds, and an awaited reply waits for it. Each further time takes twice as long, up to the back-off: a
+# broker that is busy with markers is not made busier by questions.
 AGAIN_S = 0.003
 # How soon a request is sent again that was refused for another reason, unless retry.backoff.ms is shorter. Kafka's
 # default of 100 ms would make that the latency of an awaited reply.
@@ -268,6 +269,7 @@ class KafkaTransactionalProducer:
         self, ask: Callable[[Request], Awaitable[Response]], request: Request, code: Code
     ) -> Response:
         """Ask until the answer is not one that may pass; `KafkaError` if it is a refusal."""
+        again_s = AGAIN_S
         while True:
             pause_s = self._backoff_s
             try:
@@ -278,7 +280,7 @@ class KafkaTransactionalProducer:
             if error is None:
                 return response
             if isinstance(error, kafka_errors.ConcurrentTransactions):
-                pause_s = AGAIN_S
+                pause_s, again_s = again_s, min(2 * again_s, self._backoff_s)
             elif not may_pass(error):
                 raise error
             else:
