@@ -107,7 +107,10 @@ async def stop_consumer(consumer: AIOKafkaConsumer, *, timeout_s: float = 10.0) 
     stopping = asyncio.create_task(consumer.stop())
     await asyncio.wait({stopping}, timeout=timeout_s)
     if not stopping.done():
-        consumer._coordinator._coordination_task.cancel()  # noqa: SLF001  # there is no public way
+        # Without a group there is none.
+        joining = getattr(consumer._coordinator, "_coordination_task", None)  # noqa: SLF001  # there is no public way
+        if joining is not None:
+            joining.cancel()
         await asyncio.wait({stopping}, timeout=timeout_s)
         if consumer._fetcher is not None:  # noqa: SLF001  # as above
             await consumer._fetcher.close()  # noqa: SLF001  # as above
