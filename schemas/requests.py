@@ -115,10 +115,10 @@ class RequestDecoder:
             entry.record = record
             try:
                 error = read_headers(entry, record.headers)
-                if error is Note.KEYED:
+                if error is not None:
+                    if not isinstance(error, Note):
+                        raise error  # noqa: TRY301  # one way out for all failures
                     keyed.append(entry)
-                elif error is not None:
-                    raise error  # noqa: TRY301  # one way out for all failures
                 version = versions.get(entry.model_version)
                 value = record.value
                 if not (
