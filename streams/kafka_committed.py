@@ -9,6 +9,7 @@ from headrace.schemas.record import TP
 from headrace.streams.kafka_client import bounded, hush, never_create, stop_consumer
 from headrace.streams.kafka_group import fetch_committed
 from headrace.streams.kafka_properties import KafkaSettings
+from headrace.streams.kafka_rights import Operation, Resource, Right, topics_rights
 from headrace.streams.log import Position
 
 
@@ -27,12 +28,17 @@ async def committed_positions(
     consumer = AIOKafkaConsumer(**settings.client, group_id=group, enable_auto_commit=False)
     never_create(consumer._client)  # noqa: SLF001  # it has no option for it
     doing = f"fetching committed offsets of group {group}"
+    needs = settings.needs(
+        Right(Operation.DESCRIBE, Resource.GROUP, group),
+        *topics_rights(Operation.DESCRIBE, {tp.topic for tp in tps}),
+    )
     try:
-        await bounded(consumer.start(), settings.request_timeout_s, doing)
+        await bounded(consumer.start(), settings.request_timeout_s, doing, needs)
         return await bounded(
             fetch_committed(consumer._coordinator, group, tps),  # noqa: SLF001  # see `kafka_group`
             settings.request_timeout_s,
             doing,
+            needs,
         )
     finally:
         await stop_consumer(consumer)

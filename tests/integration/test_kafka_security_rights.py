@@ -24,6 +24,7 @@ from headrace.schemas.tensor import Tensor
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.http import HttpServer, HttpSettings
 from headrace.streams.kafka import KafkaLog
+from headrace.streams.kafka_committed import committed_positions
 from headrace.streams.kafka_rights import Operation, Resource
 from headrace.streams.kafka_transaction import KafkaTransactionalProducer, transactional_id
 from headrace.streams.kafka_transaction_wire import TransactionWire
@@ -121,6 +122,11 @@ async def look(log, topic):
     await log.partitions(topic)
 
 
+async def ask(log, group):
+    """Ask what a group has committed, without being a member of it."""
+    await committed_positions(log._settings, group, {TP(group, 0)})
+
+
 async def create(log, topic):
     await log.ensure([TopicSpec(f"{topic}-new", 1)])
 
@@ -155,6 +161,16 @@ async def delete(log, topic):
             r"reading {t} is not allowed: User:bob needs Read on Topic {t}",
         ),
         (look, (), r"looking at {t} is not allowed: User:bob needs Describe on Topic {t}"),
+        (
+            ask,
+            ((DESCRIBE, TOPIC),),
+            r"fetching committed offsets of group {t} is not allowed: User:bob needs Describe on Group {t}",
+        ),
+        (
+            ask,
+            ((DESCRIBE, GROUP),),
+            r"fetching committed offsets of group {t} is not allowed: User:bob needs Describe on Topic {t}",
+        ),
         (
             create,
             ((WRITE, TOPIC),),
