@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from functools import partial
 
+from headrace.consumers.attempts import Marks
 from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.partition import Partition
 from headrace.consumers.pauses import Pauses
+from headrace.consumers.positions import confirm_positions, read_positions
 from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.consumers.stateful import Stateful
@@ -53,6 +56,7 @@ class Assignment:
         stateful: Stateful | None = None,
         suspend: Callable[[TP], int] | None = None,
         rebalanced: Callable[[float], None] = lambda _: None,
+        marks: Marks | None = None,
     ) -> None:
         """Keep the parts; `attach` brings those that are made later.
 
@@ -65,6 +69,7 @@ class Assignment:
             stateful: What is taken over with a partition beside its position; None for stateless models.
             suspend: As ``drop``, of a revoked partition that may come back: its state is kept.
             rebalanced: Told the seconds from giving up what there was until what was assigned is read.
+            marks: What this process says of attempts (P-14); None where the log would not keep it.
         """
         self.partitions: dict[TP, Partition] = {}
         self.rebalances = 0
@@ -76,6 +81,8 @@ class Assignment:
         self._stateful = stateful
         self._suspend = suspend or drop
         self._rebalanced = rebalanced
+        self._marks = marks
+        self._marking = asyncio.Lock()
         self._source: Source | None = None
         self._delivery: Delivery | None = None
         self._settler: Settler | None = None
@@ -126,7 +133,7 @@ class Assignment:
                     break
                 self._settler.hurry()
                 await self._settler.progress(min(PROGRESS_S, deadline - now))
-            is_committed = await self._flush(deadline - clock())
+            is_committed = await self._flush(parts, whole, deadline - clock())
             for part in parts:
                 is_whole = part in whole and self._is_ours(part) and part.in_flight == 0
                 if is_committed and is_whole:
@@ -253,10 +260,10 @@ class Assignment:
                 # lack it (D5, D5b), a state that is read before the position a step that this has passed; and only who
                 # is still the owner afterwards may trust either.
                 taken = await self._fence(left)
-                positions = await self._positions(self._source, taken)
+                positions = await read_positions(self._source, taken, self._marks)
                 if self._stateful is not None:
                     await self._stateful.restore([part for part in taken if part.tp not in kept])
-                confirmed = await self._confirm(self._source, positions)
+                confirmed = await self._confirm(self._source, taken, positions)
             except LogError as exc:
                 if not exc.retriable:
                     raise
@@ -285,48 +292,19 @@ class Assignment:
         taken = await self._delivery.take_over({part.tp: part.source_epoch for part in parts})
         return [part for part in parts if part.tp in taken]
 
-    async def _confirm(self, source: Source, positions: Mapping[TP, Position]) -> Set[TP]:
-        """Return the partitions that are ours behind all that was read of them (P-5 step 4)."""
-        if self._mode is Mode.EXACTLY_ONCE:
-            # Positions travel in transactions only (P-8).
-            return await source.still_assigned({tp: at.epoch for tp, at in positions.items()})
-        if self._stateful is None:
-            return positions.keys()
-        return await source.confirm(positions)
-
-    async def _positions(
-        self, source: Source, parts: Sequence[Partition]
-    ) -> Mapping[TP, Position]:
-        """Read committed positions, F included, into the ledgers (P-1); the beginning where there is none."""
-        if not parts:
-            return {}
-        tps = {part.tp for part in parts}
-        committed = await source.committed(tps)
-        ends = await source.end_offsets(tps)
-        positions: dict[TP, Position] = {}
-        fresh: set[TP] = set()
-        for part in parts:
-            tp, position = part.tp, committed[part.tp]
-            if position is not None and position.offset > ends[tp]:
-                logger.warning(
-                    "%s/%d ends before its committed offset %d, it was made again or cut: read from its beginning",
-                    *tp,
-                    position.offset,
-                )
-                position = None
-            if position is None:
-                fresh.add(tp)
-                continue
-            warning = part.ledger.restore(position)
-            if warning:
-                logger.warning("%s/%d: %s", tp.topic, tp.partition, warning)
-            positions[tp] = Position(position.offset, position.metadata, part.source_epoch)
-        first = await source.beginning_offsets(fresh) if fresh else {}
-        for part in parts:
-            if part.tp in fresh:
-                part.ledger.begin(first[part.tp])
-                positions[part.tp] = Position(first[part.tp], "", part.source_epoch)
-        return positions
+    async def _confirm(
+        self, source: Source, parts: Sequence[Partition], positions: Mapping[TP, Position]
+    ) -> Set[TP]:
+        """Commit marks, and return the partitions that are ours behind all that was read of them (P-5 step 4)."""
+        async with self._marking:
+            staying = [part for part in parts if self._is_ours(part) and not part.is_leaving]
+            return await confirm_positions(
+                source,
+                staying,
+                {part.tp: positions[part.tp] for part in staying if part.tp in positions},
+                mode=self._mode,
+                is_stateful=self._stateful is not None,
+            )
 
     def _activate(
         self,
@@ -351,16 +329,40 @@ class Assignment:
     def _is_ours(self, part: Partition) -> bool:
         return self.partitions.get(part.tp) is part
 
-    async def _flush(self, timeout_s: float) -> bool:
-        """Commit what is settled; False if that failed."""
+    async def _flush(
+        self, parts: Sequence[Partition], whole: Sequence[Partition], timeout_s: float
+    ) -> bool:
+        """Commit what is settled, with marks withdrawn (P-14); False if that failed."""
         assert self._delivery is not None
         try:
             async with asyncio.timeout(max(0.1, timeout_s)):
+                await self._withdraw(parts, whole)
                 await self._delivery.flush()
         except (LogError, TimeoutError) as exc:
             logger.warning("positions could not be committed before the hand-over: %s", exc)
             return False
         return True
+
+    async def _withdraw(self, parts: Sequence[Partition], whole: Sequence[Partition]) -> None:
+        """Take back what was said of attempts: nobody has died here."""
+        assert self._settler is not None
+        assert self._source is not None
+        async with self._marking:  # a mark that is on its way would come behind
+            unread: dict[TP, Position] = {}
+            writing = []
+            for part in parts:
+                mark = part.ledger.mark
+                if mark is None or not self._is_ours(part):
+                    continue
+                mark.withdraw()
+                part.ledger.say(mark)
+                if part not in whole:
+                    unread[part.tp] = part.ledger.position()
+                else:
+                    writing.append(self._settler.write(part, is_ours=partial(self._is_ours, part)))
+            await asyncio.gather(*writing)
+            if unread:
+                await self._source.confirm(unread)
 
     async def _forget(self, part: Partition) -> None:
         """Drop what is buffered for a partition that is not ours any more."""

@@ -19,6 +19,7 @@ from headrace.consumers.claimed_requests import ClaimDecoder, ClaimedRequests
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.settings import Clock, WorkerSettings
+from headrace.consumers.suspects import Suspects
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import Cancelled, InferError, Reason
 from headrace.schemas.record import TP, Record
@@ -84,6 +85,7 @@ class Intake:
         sequences: bool = False,
         shares: bool = False,
         counts_settling: bool = True,
+        suspects: Suspects | None = None,
     ) -> None:
         """Keep the parts; `run` polls.
 
@@ -99,6 +101,7 @@ class Intake:
                 waits for that one may be all that its partition has in flight.
             counts_settling: What is being published takes room of what may be admitted. False where a settle takes as
                 long as a transaction: each partition has one at a time, of what was admitted once.
+            suspects: Records that run alone; None where the log keeps no attempts (P-14).
         """
         self._partitions = partitions
         self._decoder = decoder
@@ -110,6 +113,8 @@ class Intake:
         self._shares = shares
         self._counts_settling = counts_settling
         self._claimed: ClaimedRequests | None = None
+        self._suspects = suspects
+        self._lines: list[ClaimedRequests | Suspects] = [] if suspects is None else [suspects]
         self._room = asyncio.Event()
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
         self.stopped = False
@@ -126,6 +131,8 @@ class Intake:
         self.stopped = True
         if self._claimed is not None:
             self._claimed.close()
+        if self._suspects is not None:
+            self._suspects.stop()
         self._pause(source, self._partitions.values())
 
     def room_made(self, source: Source) -> None:
@@ -133,8 +140,8 @@ class Intake:
         for part in self._partitions.values():
             if part.held and part.active:
                 self._offer_held(part)
-        if self._claimed is not None:
-            self._claimed.room_made()
+        for line in self._lines:
+            line.room_made()
         if not self._full():
             self._room.set()
             self._resume(source)
@@ -152,11 +159,14 @@ class Intake:
                 sequences=self._sequences,
                 counts_settling=self._counts_settling,
             )
+            self._lines.append(self._claimed)
+        if self._suspects is not None:
+            self._suspects.begin(partial(self._admit, source), partial(self._resume, source))
         try:
             await self._poll(source)
         finally:
-            if self._claimed is not None:
-                self._claimed.close()
+            for line in self._lines:
+                line.close()
 
     async def _poll(self, source: Source) -> None:
         while True:
@@ -179,13 +189,14 @@ class Intake:
                 part.decoding += 1
             for part, block in read:
                 if not self.stopped:
-                    await self._admit(source, part, block)
+                    await self._read(source, part, block)
                 if not self.stopped:  # else it is dropped, and who reads it next decides about it
                     part.decoding -= 1
             # The client hands out what it has prefetched without suspending; let the answers go out too.
             await asyncio.sleep(0)
-            if self._claimed is not None and self._claimed.failed is not None:
-                raise self._claimed.failed
+            for line in self._lines:
+                if line.failed is not None:
+                    raise line.failed
 
     def _full(self) -> bool:
         records = size = 0
@@ -232,7 +243,7 @@ class Intake:
         """
         if part.held or not part.ledger.may_admit():
             return True
-        if self._claimed is not None and part in self._claimed:
+        if any(part in line for line in self._lines):
             return True
         if not self._shares:
             return False
@@ -244,7 +255,8 @@ class Intake:
         """Return how many of a partition's records take room of what may be admitted."""
         return part.records_waiting(counts_settling=self._counts_settling)
 
-    async def _admit(self, source: Source, part: Partition, block: Block) -> None:
+    async def _read(self, source: Source, part: Partition, block: Block) -> None:
+        """Admit a block that was polled, or let its records stand in line where they run alone."""
         if not self._is_ours(part) or part.source_epoch != block.epoch:
             return  # prefetched before the partition changed hands (FAULTS B16)
         first = block.records[0].offset
@@ -252,6 +264,12 @@ class Intake:
             # Its offsets would count as finished; only a topic that was deleted and made again has them (B104).
             self._admission.went_back(part, first)
             return
+        if self._suspects is not None and self._suspects.takes(part, block):
+            self._pause(source, (part,))
+            return
+        await self._admit(source, part, block)
+
+    async def _admit(self, source: Source, part: Partition, block: Block) -> None:
         records = part.ledger.admit(block.records)
         if not records:
             self._admission.skipped(part)
@@ -265,6 +283,8 @@ class Intake:
             part.in_flight -= len(records)
             part.in_flight_bytes -= size
             return
+        if self._suspects is not None:
+            decoded = self._suspects.judge(part, decoded)
         if self._claimed is not None and self._claimed.takes(part, decoded):
             self._pause(source, (part,))
             return

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import sub
 
+from headrace.consumers.attempts import Mark
 from headrace.schemas.record import Record
 from headrace.streams.log import Position
 
@@ -34,7 +35,7 @@ METADATA_BYTES = 4096
 """Kafka's own default of ``offset.metadata.max.bytes``."""
 
 RESERVED_BYTES = 64
-"""Left free of F in the metadata: the version tag and further pairs, such as a count of crashes (P-14)."""
+"""Left free of F in the metadata: the version tag and the pair of attempts (P-14)."""
 
 MAX_SPAN = 10_000
 """Offsets between the lowest unfinished and the highest admitted one (FAULTS B20)."""
@@ -84,6 +85,7 @@ class OffsetLedger:
         )  # start and cells saved of long holes above it
         self._saved = 0
         self._position: Position | None = None
+        self._mark: Mark | None = None
 
     def __repr__(self) -> str:
         """Show where it stands."""
@@ -103,6 +105,16 @@ class OffsetLedger:
     def reach(self) -> int:
         """How far the next offset to read may be beyond the lowest unfinished one while `may_admit` holds."""
         return self._max_cells - self._block_records
+
+    @property
+    def mark(self) -> Mark | None:
+        """What this owner says of attempts; None where it says nothing."""
+        return self._mark if self._mark is not None and self._mark.is_in_force(self._low) else None
+
+    def say(self, mark: Mark | None) -> None:
+        """Let positions say this of attempts from now on; called again after each of its changes."""
+        self._mark = mark
+        self._position = None
 
     def begin(self, offset: int) -> None:
         """Start at an offset with nothing finished above it: nothing was committed yet."""
@@ -218,7 +230,9 @@ class OffsetLedger:
         lengths = [0] * (2 * len(starts))
         lengths[0::2] = map(sub, starts, [self._low, *ends[:-1]])
         lengths[1::2] = map(sub, ends, starts)
-        return encode_metadata(lengths, max_bits=self._max_bits)
+        finished = encode_metadata(lengths, max_bits=self._max_bits)
+        pair = self._mark.written(self._low).pair() if self._mark is not None else ""
+        return f"{finished or VERSION};{pair}" if pair else finished
 
     def _add(self, start: int, end: int) -> None:
         """Add the run [start, end) to F, whatever of it is there already."""

@@ -20,6 +20,7 @@ from headrace.schemas.sequence import Flag, SequenceState
 ENDING = {
     Reason.SEQUENCE_EXPIRED: Flag.EXPIRED,
     Reason.SEQUENCE_LOST: Flag.LOST,
+    Reason.WORKER_CRASHED: Flag.LOST,
     Reason.TIMEOUT_EXPIRED: Flag.EXPIRED,
     Reason.DEADLINE_PASSED: Flag.EXPIRED,
     Reason.CANCELLED: Flag.ENDED,

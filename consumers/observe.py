@@ -191,6 +191,7 @@ class ModelObserver:
             case (
                 Reason.BACKEND_FAILED
                 | Reason.INSTANCE_DIED
+                | Reason.WORKER_CRASHED
                 | Reason.EXECUTION_TIMEOUT
                 | Reason.OUT_OF_MEMORY
             ):

@@ -20,6 +20,9 @@ class Watched(Protocol):
     def stuck(self) -> Mapping[TP, bool]:
         """Return the partitions that are ours, and whether they have records and hand out none."""
 
+    def crashes(self) -> Mapping[TP, int]:
+        """Return the partitions that are ours, and how many owners in a row each has cost without progress."""
+
 
 class PartitionMetrics(Collector):
     """Metrics of one worker process, by model and partition."""
@@ -40,6 +43,15 @@ class PartitionMetrics(Collector):
             for tp, is_stuck in worker.stuck().items():
                 gauge.add_metric((model, str(tp.partition)), float(is_stuck))
         yield gauge
+        crashes = GaugeMetricFamily(
+            "headrace_crashes",
+            "Workers that ended one after the other before the partition made progress.",
+            labels=("model", "partition"),
+        )
+        for model, worker in self._models.items():
+            for tp, count in worker.crashes().items():
+                crashes.add_metric((model, str(tp.partition)), count)
+        yield crashes
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: names are known at the first scrape."""

@@ -27,6 +27,8 @@ class Partition:
         answered_bytes: Their values' bytes.
         settling: Answered records whose settle is under way.
         settling_bytes: Their values' bytes.
+        settles_begun: Settles that have fixed what they are about.
+        settles_ended: How many of these have ended well.
         held: Entries that nobody awaits and whose queue is full: offered again when there is room.
         paused: The source does not hand out its records now.
     """
@@ -43,6 +45,8 @@ class Partition:
         "is_leaving",
         "ledger",
         "paused",
+        "settles_begun",
+        "settles_ended",
         "settling",
         "settling_bytes",
         "source_epoch",
@@ -64,6 +68,8 @@ class Partition:
         self.answered_bytes = 0
         self.settling = 0
         self.settling_bytes = 0
+        self.settles_begun = 0
+        self.settles_ended = 0
         self.held: deque[Entry] = deque()
         self.paused = True
 

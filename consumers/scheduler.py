@@ -10,16 +10,17 @@ a drain and a revocation wait for it as for what runs, and goes before what the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from headrace.consumers.alone import Alone, split
 from headrace.consumers.batcher import Batcher, Refusal
 from headrace.consumers.ceiling import Ceiling
 from headrace.consumers.execution import Execution, Ticket, execute
+from headrace.consumers.instances import Instances
 from headrace.consumers.line import LineBatcher
 from headrace.consumers.overdue import Overdue
-from headrace.consumers.pool import Done, Work
 from headrace.consumers.recovery import FaultBounds, Faults, Recovery
 from headrace.consumers.retry import Held, Retries
 from headrace.consumers.sequence_batcher import SequenceBatcher
@@ -39,27 +40,6 @@ STAGE_BATCHES = 4
 
 STAGE_BELOW_NS = 5_000_000
 """Executions longer than this gain nothing by it: their requests rather stay where they can expire and be cancelled."""
-
-
-class Instances(Protocol):
-    """What the scheduler needs of a pool: `headrace.consumers.pool.Pool`, or a test's own."""
-
-    @property
-    def busy(self) -> int:
-        """Number of instances at work."""
-
-    @property
-    def free(self) -> Collection[int]:
-        """Numbers of the free instances, the longest free first."""
-
-    def next_staging(self) -> int | None:
-        """Number of an instance that is at work and has nothing else to do after that."""
-
-    def submit(self, number: int, work: Work, done: Done) -> None:
-        """Run work on an instance, now or after what it is at, and call ``done`` in the loop."""
-
-    def abandon(self, number: int, error: InferError) -> None:
-        """Give up what an instance is at: its work is ``done`` with the error, and it is replaced."""
 
 
 class Outcomes(Protocol):
@@ -103,6 +83,7 @@ class Scheduler:
         max_rows: int = 0,
         bounds: FaultBounds | None = None,
         faults: Faults | None = None,
+        alone: Alone | None = None,
         clock: Clock,
     ) -> None:
         """Tie the parts together; nothing runs before entries are offered.
@@ -122,6 +103,7 @@ class Scheduler:
             max_rows: The model's ``max_batch_size``.
             bounds: Of retries, of executions, and of the memory of memory errors.
             faults: Who counts them.
+            alone: Holds this back while a suspect of the process runs (P-14).
             clock: Time.
         """
         self.version = version
@@ -130,6 +112,8 @@ class Scheduler:
         self.executing = 0
         self._instances = instances
         self._outcomes = outcomes
+        self._alone = alone or Alone(0.0)
+        self._alone.join(self)
         bounds = bounds or FaultBounds()
         ceiling = Ceiling(max_rows, bounds.ceiling_hold_ns)
         self._retries = Retries(bounds.retry)
@@ -152,6 +136,11 @@ class Scheduler:
         self._last_run_ns = STAGE_BELOW_NS
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+
+    @property
+    def busy(self) -> int:
+        """Number of instances at work."""
+        return self._instances.busy
 
     @property
     def idle(self) -> bool:
@@ -183,18 +172,22 @@ class Scheduler:
         if self._recovery.ceiling.rows and self._recovery.rise(now):
             self.batcher.limit(self._recovery.ceiling.rows)
         for free in tuple(self._instances.free):
+            if self._alone.is_closed:
+                break
             # All are asked: a sequence is bound to one instance, which has work where the others have none (SB-11).
             if self._retries and (again := self._retries.take(now)) is not None:
                 self._submit(free, again)
             else:
                 self._give(free, now)
-        if self._stage_above and self._last_run_ns < STAGE_BELOW_NS:
+        if self._alone.is_closed:
+            self._alone.look()
+        elif self._stage_above and self._last_run_ns < STAGE_BELOW_NS:
             # The queue holds several full batches, so none gets better by waiting until an instance is free; and a
             # short run would be followed by a wait for us, who may be decoding.
-            while (number := self._instances.next_staging()) is not None and self._has_more(
-                number
-            ):
-                if not self._give(number, now):
+            while (number := self._instances.next_staging()) is not None:
+                if not self._has_more(number) or not self._give(number, now):
+                    break
+                if self._alone.is_closed:
                     break
         self._set_timer()
 
@@ -217,6 +210,17 @@ class Scheduler:
         return True
 
     def _submit(self, number: int, batch: Batch) -> None:
+        row = self._alone.row(batch)
+        if row is None:
+            self._start(number, batch)
+            return
+        suspect, rest = split(batch, row, keeps_rows=not self._recovery.repeatable)
+        self.executing += len(suspect) + (len(rest) if rest else 0) - len(batch)
+        if rest is not None:
+            self._start(number, rest)
+        self._alone.close(suspect, partial(self._start, number, suspect))
+
+    def _start(self, number: int, batch: Batch) -> None:
         ticket = None if self._overdue is None else self._overdue.begin(number)
         work = partial(self._run, batch=batch, ticket=ticket)
         self._instances.submit(number, work, partial(self._done, batch, ticket))
@@ -272,6 +276,8 @@ class Scheduler:
         try:
             if ticket is not None and self._overdue is not None:
                 self._overdue.end(ticket)
+            if self._alone.is_closed:
+                self._alone.ended(batch)
             if isinstance(outcome, Execution):
                 self._ran(batch, outcome)
             else:

@@ -12,24 +12,28 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from headrace.backends.backend import Instance
+from headrace.consumers.alone import Alone
 from headrace.consumers.announcing import Announcing
 from headrace.consumers.answering import Answering
 from headrace.consumers.batcher import Batcher
 from headrace.consumers.cancelling import Cancelling
 from headrace.consumers.claimed_requests import request_decoder
 from headrace.consumers.delivery_mode import require_mode
+from headrace.consumers.instances import Instances
 from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMetrics
+from headrace.consumers.observe_attempts import AttemptMetrics
 from headrace.consumers.observe_keys import KeyMetrics
 from headrace.consumers.observe_partitions import PartitionMetrics
 from headrace.consumers.observe_transactions import TransactionMetrics
 from headrace.consumers.placement import Placement
 from headrace.consumers.pool import Pool
 from headrace.consumers.remember_options import remembered_answers, window_ms
-from headrace.consumers.scheduler import Instances, Scheduler
+from headrace.consumers.scheduler import Scheduler
 from headrace.consumers.sequence_parts import SequenceParts
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.stored_watch import watch_stored
 from headrace.consumers.supervision import Supervision
+from headrace.consumers.suspects import attempting_on
 from headrace.consumers.version import Healthy, Version
 from headrace.consumers.version_parts import fault_bounds, make_batcher, stage_rows, supervision
 from headrace.consumers.worker import ModelWorker
@@ -103,6 +107,8 @@ class Worker:
         self._metrics = WorkerMetrics(self.registry)
         self._sequence_metrics = SequenceMetrics(self.registry)
         self._transaction_metrics = TransactionMetrics(self.registry)
+        self._attempts = AttemptMetrics(self.registry)
+        self._alone = Alone(settings.suspect_bound_s)
         PartitionMetrics(self.models, self.registry)
         self._key_metrics = KeyMetrics(self.registry)
         self._pool = pool
@@ -295,6 +301,7 @@ class Worker:
             mode=mode,
             transactions=self._transaction_metrics.model(name) if answering.replies else None,
             rebalanced=self._metrics.rebalance.labels(name).observe,
+            attempting=attempting_on(self._log, settings, self._alone, self._attempts.model(name)),
         )
 
     def _sequence_parts(
@@ -331,6 +338,7 @@ class Worker:
             max_rows=loaded.config.max_batch_size,
             bounds=fault_bounds(loaded.config, self._settings),
             faults=observer,
+            alone=self._alone,
             clock=self._clock,
         )
         pool.start(supervision(loaded, scheduler, observer, self._settings))

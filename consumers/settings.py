@@ -64,6 +64,10 @@ class WorkerSettings:
         max_sequence_key_bytes: The same in bytes of the answers: they travel in every snapshot of the sequence.
         max_attempts: Tries of a request whose execution fails in a way that may pass, the first included; then it is
             answered with the error and kept as a dead letter.
+        max_crashes: Times that the process may end while nothing but one record runs; then that record is answered
+            with the error and kept as a dead letter (P-14).
+        suspect_bound_s: How long such a record waits for what executes beside it, others wait for it, and its partition
+            waits where it finds no slot, each in seconds.
         retry_backoff_s: Pause before the second try, seconds; it doubles with each further one.
         retry_backoff_max_s: Longest such pause, seconds.
         execution_timeout_s: One execution of a model may take so long, seconds; then it is given up and its instance
@@ -110,6 +114,8 @@ class WorkerSettings:
     max_sequence_keys: int = 8
     max_sequence_key_bytes: int = 64 * 1024
     max_attempts: int = 3
+    max_crashes: int = 3
+    suspect_bound_s: float = 10.0
     retry_backoff_s: float = 0.1
     retry_backoff_max_s: float = 5.0
     execution_timeout_s: float = 0.0

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 NO_STATES: Mapping[bytes, Stored] = {}
 
+LOOK_S = 0.1
+"""How often who waits for a settle looks whether the partition is still ours, seconds."""
+
 RETRY_PAUSE_S = 0.2
 """Pause before a settle that failed is tried again, seconds."""
 
@@ -143,8 +146,32 @@ class Settler(ABC):
         except TimeoutError:
             return
 
+    async def write(self, part: Partition, *, is_ours: Callable[[], bool]) -> bool:
+        """Commit a partition's position as it is now, with what its ledger says of attempts.
+
+        Args:
+            part: The partition.
+            is_ours: Whether it still is; asked now and then.
+
+        Returns:
+            False where it is not ours any more: then nobody knows what is committed.
+
+        Raises:
+            LogError: The commit failed; it is kept for the next one.
+        """
+        settle = part.settles_begun + 1
+        self.put(part, (), (), 0)
+        while part.settles_ended < settle and is_ours():
+            self.hurry()
+            await self.progress(LOOK_S)
+        if part.settles_ended < settle:
+            return False
+        await self._delivery.flush()
+        return is_ours()
+
     def _begin(self, part: Partition) -> Position:
         """Fix what the settle that begins now is about; returns the position that follows from it."""
+        part.settles_begun += 1
         part.ledger.finish(part.answered)
         part.settling += len(part.answered)
         part.settling_bytes += part.answered_bytes
@@ -154,6 +181,7 @@ class Settler(ABC):
 
     def _end(self, part: Partition) -> int:
         """Take note that a partition's settle is done; returns how many records it was about."""
+        part.settles_ended = part.settles_begun
         count = part.settling
         part.in_flight -= count
         part.in_flight_bytes -= part.settling_bytes

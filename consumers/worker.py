@@ -17,10 +17,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+from headrace.consumers import failures
 from headrace.consumers.admitting import Admitting
 from headrace.consumers.answering import Answering
 from headrace.consumers.assignment import Assignment
-from headrace.consumers.failures import failing, first_failure, stopped_within
 from headrace.consumers.intake import Decoder, Intake
 from headrace.consumers.model_sequences import ModelSequences
 from headrace.consumers.partition import Partition
@@ -32,6 +32,7 @@ from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.consumers.settle_choice import make_settler
 from headrace.consumers.settle_transactions import Transactions
+from headrace.consumers.suspects import Attempting, Suspects
 from headrace.consumers.trouble import Trouble
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
@@ -81,6 +82,7 @@ class ModelWorker:
         mode: Mode = Mode.AT_LEAST_ONCE,
         transactions: Transactions | None = None,
         rebalanced: Callable[[float], None] = lambda _: None,
+        attempting: Attempting | None = None,
     ) -> None:
         """Keep the parts; `run` brings them to life.
 
@@ -100,6 +102,7 @@ class ModelWorker:
             mode: The guarantee of its answers; the log has what it needs.
             transactions: Who counts those of exactly_once.
             rebalanced: Told the seconds that each rebalance kept it from reading.
+            attempting: For attempts that outlive their process (P-14); None where the log keeps none.
         """
         self.model_name = model_name
         self.mode = mode
@@ -122,6 +125,7 @@ class ModelWorker:
         self._clock = clock
         self._transactions = transactions
         self._rebalanced = rebalanced
+        self._attempting = attempting
         self._tasks: asyncio.TaskGroup | None = None
         self.source: Source | None = None
         self._intake: Intake | None = None
@@ -150,6 +154,11 @@ class ModelWorker:
         stands = "" if self._watch is None else self._watch.trouble()
         return self.trouble.text or stands or self.answering.trouble()
 
+    def crashes(self) -> Mapping[TP, int]:
+        """Return how many owners in a row each partition of ours has cost without progress (P-14)."""
+        marks = {tp: part.ledger.mark for tp, part in self.partitions.items()}
+        return {tp: 0 if mark is None else mark.known.crashes for tp, mark in marks.items()}
+
     def stuck(self) -> Mapping[TP, bool]:
         """Return the partitions that are ours, and whether they have records and hand out none."""
         found = frozenset[TP]() if self._watch is None else self._watch.stuck
@@ -174,7 +183,7 @@ class ModelWorker:
         if self.source is not None:
             self.source.counted(there)
         if self.answering.counted(there):
-            self._start(failing(self._fewer()))
+            self._start(failures.failing(failures.fewer_partitions()))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then drain within ``exit_timeout_s``; join again whenever the log fails.
@@ -188,7 +197,7 @@ class ModelWorker:
             try:
                 await self._serve(stop)
             except* LogError as group:
-                self.trouble.failed(first_failure(group))
+                self.trouble.failed(failures.first_failure(group))
                 logger.warning("model '%s': %s; joining again", self.model_name, self.trouble.text)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -198,7 +207,7 @@ class ModelWorker:
                 return
             if self._clock.now_ns() - started > 60_000_000_000:
                 pause_s = FIRST_RESTART_S  # it served for a while: this is a new failure
-            await stopped_within(stop, pause_s)
+            await failures.stopped_within(stop, pause_s)
             pause_s = min(2 * pause_s, self._settings.restart_backoff_s)
 
     async def _serve(self, stop: asyncio.Event) -> None:
@@ -222,8 +231,12 @@ class ModelWorker:
             writes_ahead=keeper is not None and keeper.options.record_answers,
             transactions=self._transactions,
         )
+        suspects = self._attempting and Suspects(
+            self._attempting, self.partitions, self._settings, settler, self.answering.at_rest
+        )
         intake = Intake(
             self.partitions,
+            suspects=suspects,
             decoder=self._decoder,
             admission=Admitting(self),
             placement=self._placement,
@@ -315,6 +328,7 @@ class ModelWorker:
             stateful=self.stateful,
             suspend=None if self.sequences is None else self.answering.suspend,
             rebalanced=self._rebalanced,
+            marks=None if self._attempting is None else self._attempting.marks,
         )
 
     def _next_epoch(self) -> int:
@@ -323,10 +337,7 @@ class ModelWorker:
         return self._epoch
 
     def _start(self, coroutine: Coroutine[None, None, None]) -> None:
-        if self._tasks is None:
-            coroutine.close()  # the membership has ended: nothing to take over or give back
-        else:
-            self._tasks.create_task(coroutine)
+        failures.start_in(self._tasks, coroutine)
 
     def _drop(self, tp: TP) -> int:
         return self.answering.drop(tp)
@@ -345,7 +356,7 @@ class ModelWorker:
     def _scheduler_failed(self, exc: BaseException) -> None:
         """End with the bug: requests that hang behind a queue nobody serves must not look served (FAULTS B42)."""
         self.trouble.text = f"its scheduler failed: {exc!r}"
-        self._start(failing(exc))
+        self._start(failures.failing(exc))
 
     async def _is_pointless(self) -> bool:
         """Whether answers wait for a topic or partition that is gone: joining again addresses them anew."""
@@ -357,13 +368,8 @@ class ModelWorker:
         if gone:
             logger.warning("reply topics are gone: %s", ", ".join(sorted(gone)))
         if fewer := self.answering.counted(there):
-            logger.warning("model '%s': %s", self.model_name, self._fewer().detail)
+            logger.warning("model '%s': %s", self.model_name, failures.fewer_partitions().detail)
         return bool(gone) or fewer
-
-    def _fewer(self) -> LogError:
-        return LogError(
-            "the topic of results or dead letters has fewer partitions than before", retriable=True
-        )
 
     def _settle_failed(self, part: Partition, outcome: Outcome) -> None:
         logger.warning(

@@ -66,6 +66,7 @@ WORKER = (
     "snapshot_every",
     "sequence_skew_secs",
     "max_attempts",
+    "max_crashes",
     "retry_backoff_ms",
     "retry_backoff_max_ms",
     "execution_timeout_ms",

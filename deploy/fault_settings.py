@@ -20,6 +20,15 @@ class FaultSettings(BaseSettings):
         "instance that died); then it is answered with the error and kept as a dead letter.",
         json_schema_extra=WORKER,
     )
+    max_crashes: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        description="Times that the worker may end while nothing but one request runs; then that request is answered "
+        "with the error and kept as a dead letter. It begins after two ends in a row without progress; not on the "
+        "embedded broker, which keeps no metadata of commits.",
+        json_schema_extra=WORKER,
+    )
     retry_backoff_ms: float = Field(
         100.0,
         ge=0,

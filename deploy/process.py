@@ -167,6 +167,7 @@ def worker_settings(settings: Settings, port: int) -> WorkerSettings:
         max_sequence_keys=settings.max_sequence_keys,
         max_sequence_key_bytes=settings.max_sequence_key_bytes,
         max_attempts=settings.max_attempts,
+        max_crashes=settings.max_crashes,
         retry_backoff_s=settings.retry_backoff_ms / 1000,
         retry_backoff_max_s=settings.retry_backoff_max_ms / 1000,
         execution_timeout_s=settings.execution_timeout_ms / 1000,

@@ -207,6 +207,7 @@ _KINDS_BY_REASON: dict[Reason | None, type[InferError]] = {
             errors.BackendUnavailable,
             errors.ExecutionTimeout,
             errors.InstanceDied,
+            errors.WorkerCrashed,
         )
     },
     Reason.DEADLINE_PASSED: errors.DeadlineExceeded,

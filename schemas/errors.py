@@ -57,6 +57,7 @@ class Reason(StrEnum):
     RETRIES_EXHAUSTED = "retries_exhausted"
     BACKEND_UNAVAILABLE = "backend_unavailable"
     INSTANCE_DIED = "instance_died"
+    WORKER_CRASHED = "worker_crashed"
     EXECUTION_TIMEOUT = "execution_timeout"
     OUT_OF_MEMORY = "out_of_memory"
     WRONG_OUTPUT = "wrong_output"
@@ -202,6 +203,15 @@ class InstanceDied(Retriable):
     """The instance ended with the request; the cause is chained. It is replaced by a new one."""
 
     reason = Reason.INSTANCE_DIED
+
+
+class WorkerCrashed(BackendError):
+    """Worker processes ended while nothing but this request ran, as often as ``max_crashes`` allows (DELIVERY P-14).
+
+    It is not run any more; its record is kept as a dead letter. The operator should look at the model.
+    """
+
+    reason = Reason.WORKER_CRASHED
 
 
 class OutOfMemory(Retriable):

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deadly_kit import DeadlyFleet
 from headrace.consumers.settings import WorkerSettings
 from headrace.repository.repository import Repository
+from headrace.schemas.batch import Entry
 from headrace.schemas.codec import decode_response, encode_request
 from headrace.schemas.dead_letter import SOURCE
 from headrace.schemas.errors import InferError
@@ -26,6 +28,8 @@ from headrace.streams.memory_transactions import Step
 from simulated import FAULTS, SETTINGS, TOPOLOGY, CheckedLog, Fleet, all_answered, strike
 
 CULPRIT = -666.0
+DEADLY = -999.0
+"""The worker dies of it, where a storm has such."""
 
 
 CONFIG = f"""
@@ -61,8 +65,9 @@ class Sent:
 class Traffic:
     """Seeded requests of every kind."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, deadly: float = 0.0) -> None:
         self._rng = rng
+        self._deadly = deadly
         self._ids = itertools.count(1)
 
     def record(self, now_ms: int) -> tuple[Out, Sent]:
@@ -78,6 +83,9 @@ class Traffic:
             + ("culprit", "bytes", "null", "shape", "version") * 1
             + ("reply", "refused", "deadline", "type")
         )
+        if self._deadly and rng.random() < self._deadly:
+            kind, values[0][0] = "deadly", DEADLY
+            sent.status, sent.reason, sent.dead_letter = "INTERNAL", "worker_crashed", True
         if kind == "culprit":
             values[0][0] = CULPRIT
             sent.status, sent.reason, sent.dead_letter = "INTERNAL", "backend_failed", True
@@ -140,8 +148,25 @@ async def storm(
     log: CheckedLog | None = None,
     mode: Mode = Mode.AT_LEAST_ONCE,
     settings: WorkerSettings = SETTINGS,
+    deadly: float = 0.0,
+    seconds: float = 2.0,
+    made: list[Fleet] | None = None,
 ) -> CheckedLog:
-    """Run one seeded simulation to its end and check everything; returns the log for more."""
+    """Run one seeded simulation to its end and check everything; returns the log for more.
+
+    Args:
+        seed: Decides everything.
+        repository: With the echo model.
+        faults: How many.
+        faults_of: Which.
+        records: How many.
+        log: Maybe with a planted bug.
+        mode: The guarantee.
+        settings: Of every worker.
+        deadly: So many of the records, on average, end their worker.
+        seconds: Within which all is sent, and fails.
+        made: Where to put the fleet, for more.
+    """
     rng = random.Random(seed)
     if log is None:
         log = CheckedLog() if mode is Mode.AT_LEAST_ONCE else LaggingLog(rng)
@@ -149,27 +174,35 @@ async def storm(
     assert not models.load()
     interval_s = 0.1 if mode is Mode.AT_LEAST_ONCE else rng.choice((0.0, 0.02, 0.1))
     settings = replace(settings, delivery=mode, transaction_interval_s=interval_s)
-    fleet = Fleet(log, models, rng, settings=settings)
+    fleet: Fleet = DeadlyFleet(log, models, rng, settings=settings, is_deadly=is_deadly)
+    if made is not None:
+        made.append(fleet)
     sent: dict[str, Sent] = {}
     async with log:
         await fleet.start()
         for _ in range(rng.randrange(3)):
             await fleet.start()
-        moments = sorted(rng.uniform(0, 2) for _ in range(records))
-        troubles = sorted(rng.uniform(0.1, 2) for _ in range(faults))
-        traffic = Traffic(rng)
+        moments = sorted(rng.uniform(0, seconds) for _ in range(records))
+        troubles = sorted(rng.uniform(0.1, seconds) for _ in range(faults))
+        traffic = Traffic(rng, deadly=deadly)
         begun = asyncio.get_running_loop().time()
         for moment in sorted([*moments, *troubles]):
             await asyncio.sleep(max(0.0, begun + moment - asyncio.get_running_loop().time()))
-            if moment in troubles:
+            if moment in troubles and fleet.running:
                 await strike(rng.choice(faults_of), log, fleet)
-            else:
+            elif moment not in troubles:
                 _send(log, traffic, sent, rng)
-        await all_answered(log, fleet, sent.keys())
+        await all_answered(log, fleet, sent.keys(), within_s=1000.0 if deadly else 120.0)
         await fleet.stop()
         models.close()
     check(log, sent, mode)
     return log
+
+
+def is_deadly(entry: Entry) -> bool:
+    """Whether a worker dies of a request."""
+    (raw,) = entry.data
+    return raw is not None and bool(np.frombuffer(raw, np.float32)[0] == DEADLY)
 
 
 def _send(log: CheckedLog, traffic: Traffic, sent: dict[str, Sent], rng: random.Random) -> None:
@@ -193,7 +226,8 @@ def check(log: CheckedLog, sent: Mapping[str, Sent], mode: Mode = Mode.AT_LEAST_
         for partition in range(TOPOLOGY.partitions)
         for record in log.records(TOPOLOGY.dead_letters, partition, committed=True)
     ]
-    assert set(letters) == {source for source, expected in sent.items() if expected.dead_letter}
+    due = {source for source, expected in sent.items() if expected.dead_letter}
+    assert set(letters) == due, f"dead letters of others, or none: {due ^ set(letters)}"
     assert log.answers.keys() <= sent.keys(), "orphaned"
     if mode is Mode.EXACTLY_ONCE:
         assert len(letters) == len(set(letters)), "a dead letter came twice"
@@ -209,7 +243,7 @@ def check(log: CheckedLog, sent: Mapping[str, Sent], mode: Mode = Mode.AT_LEAST_
             assert named["x-trace"] == b"t"
             if expected.cancelled and named["status"] == b"CANCELLED":
                 continue
-            assert named["status"].decode() == expected.status, (source, named)
+            assert named["status"].decode() == expected.status, (source, named, expected)
             assert named.get("reason", b"").decode() == expected.reason, (source, named)
             if expected.status != "OK":
                 with pytest.raises(InferError) as info:

@@ -24,6 +24,10 @@ def folded(state: int, value: int, version: int = 1) -> int:
     return wrapped - (1 << 64) if wrapped >> 63 else wrapped
 
 
+CLOSED = {Flag.EXPIRED: Reason.SEQUENCE_EXPIRED, Flag.LOST: Reason.SEQUENCE_LOST}
+"""How an id's sequence ended → what a step without START hears; of an ended one that it is unknown."""
+
+
 class Asked(NamedTuple):
     """A record as the client meant it.
 
@@ -36,6 +40,7 @@ class Asked(NamedTuple):
         refused: It can be no step of any sequence, whatever came before: why.
         fails: The model fails on it.
         version: Model version that it asks for; 0 is the newest.
+        deadly: The worker dies of it.
     """
 
     sequence_id: SequenceId
@@ -46,6 +51,7 @@ class Asked(NamedTuple):
     refused: Reason | None = None
     fails: bool = False
     version: int = 0
+    deadly: bool = False
 
 
 class Known(NamedTuple):
@@ -103,9 +109,13 @@ class Oracle:
             if before is None:
                 return Due(Reason.SEQUENCE_UNKNOWN, 0, is_step=False, after=None)
             self.known[key] = before
-            expired = before.flag is Flag.EXPIRED
-            reason = Reason.SEQUENCE_EXPIRED if expired else Reason.SEQUENCE_UNKNOWN
+            reason = CLOSED.get(before.flag, Reason.SEQUENCE_UNKNOWN)
             return Due(reason, 0, is_step=False, after=before)
+        if asked.deadly:
+            # Nobody knows what its sequence would be: it is lost (P-14). An id that was unknown stays so.
+            if before is not None:
+                before = self.known[key] = before._replace(flag=Flag.LOST)
+            return Due(Reason.WORKER_CRASHED, 0, is_step=before is not None, after=before)
         version = asked.version or max(FACTORS)
         state = INITIAL
         if not asked.start:

@@ -18,11 +18,19 @@ from __future__ import annotations
 import asyncio
 import random
 
+from deadly_kit import DeadlyFleet
 from headrace.consumers.settings import WorkerSettings
 from headrace.schemas.snapshot import SequenceCodec
 from headrace.streams.memory_source import MemorySource
 from sequence_log import SequenceLog, Violation
-from sequence_traffic import MODEL, FoldPool, Repositories, Scenario, Traffic
+from sequence_traffic import (
+    MODEL,
+    DeadlyFoldPool,
+    Repositories,
+    Scenario,
+    Traffic,
+    is_deadly,
+)
 from simulated import Fleet, all_answered, strike
 from virtual_loop import run_virtual
 
@@ -71,20 +79,23 @@ async def _storm(
         transaction_interval_s=scenario.commit_interval_ms / 1000,
         sequence_skew_s=0.0,
     )
-    fleet = Fleet(
+    fleet = DeadlyFleet(
         log,
         repository,
         rng,
         topology=scenario.topology,
         settings=settings,
-        pool=FoldPool,
+        is_deadly=is_deadly,
+        deadly_pool=DeadlyFoldPool,
     )
     async with log:
         for _ in range(scenario.workers):
             await fleet.start()
         await _weather(scenario, rng, log, fleet)
         try:
-            await all_answered(log, fleet, log.sources(), within_s=20.0)
+            await all_answered(
+                log, fleet, log.sources(), within_s=600.0 if scenario.deadly else 60.0
+            )
             await fleet.stop()
         except BaseException:
             if log.violations:  # whoever saw it first may have been killed since
@@ -107,9 +118,9 @@ async def _weather(scenario: Scenario, rng: random.Random, log: SequenceLog, fle
     for moment, is_fault in sorted(moments):
         if (wait_s := begun + moment - loop.time()) > 0:
             await asyncio.sleep(wait_s)
-        if is_fault:
+        if is_fault and fleet.running:
             await _strike(rng.choice(scenario.faults_of), rng, log, fleet)
-        else:
+        elif not is_fault:
             log.send(traffic.record())
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from deadly_kit import DeadlyPool
 from headrace.backends.backend import Instance
 from headrace.repository.repository import Repository
-from headrace.schemas.batch import Batch, Responses
+from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.codec import encode_request
 from headrace.schemas.errors import BackendError, Reason
 from headrace.schemas.infer import InferRequest, SequenceId
@@ -57,6 +58,8 @@ ZOMBIES = ("evict", "freeze")
 """Those that leave two workers who both believe to own a partition."""
 ALONE, TOGETHER, NOW_AND_THEN = 1 << 40, 1 << 41, 1 << 42
 """Inputs from which on the model fails: with an error of the row, of the whole batch, or only sometimes."""
+DEADLY = 1 << 43
+"""From here on the worker dies of it."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Scenario:
         flaky: Now and then the model fails on a record that it would not fail on again.
         ends: Probability that a step says END.
         lags_s: How long a broker's answer takes, each as likely as another, seconds.
+        deadly: Probability that the worker dies of a record.
         mode: The guarantee. In exactly_once ``commit_interval_ms`` is that of its transactions.
     """
 
@@ -107,6 +111,7 @@ class Scenario:
     flaky: bool = False
     ends: float = 0.15
     lags_s: tuple[float, ...] = (0.0, 0.0, 0.001, 0.01)
+    deadly: float = 0.0
     mode: Mode = Mode.AT_LEAST_ONCE
 
     @classmethod
@@ -279,6 +284,16 @@ class FoldPool(SimulatedPool):
         super().__init__(folds, name)
 
 
+class DeadlyFoldPool(DeadlyPool, FoldPool):
+    """Fold instances of which workers die."""
+
+
+def is_deadly(entry: Entry) -> bool:
+    """Whether a worker dies of a request."""
+    (raw,) = entry.data
+    return raw is not None and int(np.frombuffer(raw, "<i8")[0]) >= DEADLY
+
+
 class Sending(NamedTuple):
     """A record to send, and what it asks for but for its timestamp."""
 
@@ -312,7 +327,10 @@ class Traffic:
         value = next(self._values)
         draw = rng.random()
         flaky = scenario.flaky and rng.random() < 0.3
-        if flaky:
+        deadly = scenario.deadly > 0 and rng.random() < scenario.deadly
+        if deadly:
+            value += DEADLY
+        elif flaky:
             value += NOW_AND_THEN
         elif draw < 0.05:
             value += ALONE
@@ -320,7 +338,7 @@ class Traffic:
             value += TOGETHER
         fails = ALONE <= value < NOW_AND_THEN
         version = 1 if start and rng.random() < 0.3 else 0
-        asked = Asked(name, value, 0, start, end, None, fails, version)
+        asked = Asked(name, value, 0, start, end, None, fails, version, deadly)
         if rng.random() < 0.12:
             return self._bad(partition, asked)
         (self._begun.add if (begun or start) and not end else self._begun.discard)(

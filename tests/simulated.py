@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from headrace.backends.backend import Instance
@@ -205,7 +205,7 @@ class Fleet:
             self.topology,
             replace(self._settings, worker_id=name),
             clock=clock,
-            pool=self._pool,
+            pool=self.pool_of(name),
         )
         stop = asyncio.Event()
 
@@ -215,6 +215,11 @@ class Fleet:
 
         self.running[name] = (worker, stop, asyncio.create_task(serve()))
         await asyncio.sleep(0.01)
+
+    def pool_of(self, name: str) -> Callable[[Sequence[Instance], str], SimulatedPool]:
+        """Return what makes a worker's pools."""
+        del name
+        return self._pool
 
     def _any(self) -> str:
         return self._rng.choice(sorted(self.running))

@@ -211,11 +211,11 @@ def test_D5_a_state_that_is_read_before_the_position_lacks_a_step(
 ) -> None:
     """P-5: first the position, then the state, then the membership; else a takeover mixes two owners' times."""
     weather = {**ZOMBIES, "faults_of": ("trap",), "faults": 1}
-    restore, positions = ModelSequences.restore, Assignment._positions
+    restore, fence = ModelSequences.restore, Assignment._fence
 
-    async def state_first(self, source, parts):
+    async def state_first(self, parts):
         await restore(self._stateful, parts)
-        return await positions(self, source, parts)
+        return await fence(self, parts)
 
     async def nothing(self, parts):
         pass
@@ -223,7 +223,7 @@ def test_D5_a_state_that_is_read_before_the_position_lacks_a_step(
     async def unchecked(self, positions):
         return positions.keys()
 
-    monkeypatch.setattr(Assignment, "_positions", state_first)
+    monkeypatch.setattr(Assignment, "_fence", state_first)
     monkeypatch.setattr(ModelSequences, "restore", nothing)
     monkeypatch.setattr(LaggingSource, "confirm", unchecked)
     seed = first_broken(repositories, "answered:", log=BlindLog, **weather)

@@ -83,6 +83,7 @@ def test_the_defaults_of_faults_are_the_same_in_both_places():
     bounds, plain = worker_settings(Settings(), 8003), WorkerSettings("w")
     for name in (
         "max_attempts",
+        "max_crashes",
         "retry_backoff_s",
         "retry_backoff_max_s",
         "execution_timeout_s",
@@ -96,6 +97,7 @@ def test_the_defaults_of_faults_are_the_same_in_both_places():
 def test_each_option_of_faults_arrives_at_its_bound():
     settings = Settings(
         max_attempts=7,
+        max_crashes=9,
         retry_backoff_ms=20,
         retry_backoff_max_ms=3000,
         execution_timeout_ms=400,
@@ -110,6 +112,7 @@ def test_each_option_of_faults_arrives_at_its_bound():
         3,
     )
     assert (bounds.execution_timeout_s, bounds.max_abandoned_executions) == (0.4, 5)
+    assert bounds.max_crashes == 9
     assert (bounds.max_starved_executions, bounds.memory_ceiling_s) == (6, 8)
 
 
