@@ -208,6 +208,7 @@ _KINDS_BY_REASON: dict[Reason | None, type[InferError]] = {
             errors.ExecutionTimeout,
             errors.InstanceDied,
             errors.WorkerCrashed,
+            errors.WorkerCrashed,
         )
     },
     Reason.DEADLINE_PASSED: errors.DeadlineExceeded,
