@@ -231,7 +231,7 @@ async def test_topics_are_shown_made_and_then_there(tmp_path):
         other = (*arguments, "--topic-prefix", "other", "--partitions", "2")
         status, printed = await run_to_end(*other)
         assert status == 1
-        assert "7 topics do not exist; --create makes them" in printed
+        assert "8 topics do not exist; --create makes them" in printed
         status, printed = await run_to_end(*other, "--create")
         assert status == 0
         assert re.search(

@@ -315,7 +315,7 @@ class Generous(ResponseEncoder):
         return answers
 
 
-def unchecked(instance, batch: Batch, *, repeatable: bool, decoupled: bool, now_ns) -> Execution:
+def unchecked(instance, batch: Batch, *, now_ns, **_: object) -> Execution:
     """B36's other planted bug: whatever the runner emits is taken for its answer."""
     started = now_ns()
     emitted: list[Responses] = []
@@ -615,7 +615,8 @@ async def a_thread_dies(root: Path, **how) -> Run:
 
     backend = ScriptedBackend(leave, repeatable=False)
     backend.makes = 1
-    return await play(root, config(), asks(1), backend, wait=False, **how)
+    # Ready before: the fleet knows of it, so that nothing but the death keeps it from being ready.
+    return await play(root, config(), (), backend, late=asks(1), **how)
 
 
 def check_death_shows(run: Run) -> None:
