@@ -24,7 +24,7 @@ from fault_kit import (
 )
 from fault_scenes import SLOW, check_end_in_the_middle, check_slow_head, slow_head
 from headrace.consumers.execution import Execution
-from headrace.consumers.ledger import encode_metadata
+from headrace.consumers.ledger import decode_metadata, encode_metadata
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.streams.committer import Committer
