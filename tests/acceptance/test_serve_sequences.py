@@ -59,7 +59,7 @@ async def service(models):
 
 
 async def until_ready(service, *models):
-    """Wait until models are ready: on a busy machine a membership may end, and is joined again."""
+    """Wait until models are ready: on a busy machine a worker's heartbeat may come too late for the gateway."""
     deadline = asyncio.get_running_loop().time() + 60
     async with aiohttp.ClientSession() as session:
         for model in models:
@@ -87,8 +87,8 @@ async def ask(service, model, sequence_id, value, **flags):
         session.post(f"{service.url}/v2/models/{model}/infer", json=body) as answer,
     ):
         found = await answer.json()
-    if answer.status == 503 and "is not at ready state" in found["error"]:
-        await until_ready(service, model)  # nothing was accepted
+    if answer.status == 503 and "no live worker serves it" in found["error"]:
+        await until_ready(service, model)  # its heartbeat was overdue; nothing was accepted
         return await ask(service, model, sequence_id, value, **flags)
     if answer.status != 200:
         return answer.status, found["error"]
