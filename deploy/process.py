@@ -46,7 +46,8 @@ from headrace.streams.claim_objects import FsspecObjects
 from headrace.streams.claims import Claims
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
-from headrace.streams.http import HttpServer, HttpSettings
+from headrace.streams.http import HttpServer
+from headrace.streams.http_call import HttpSettings
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import Mode
 from headrace.streams.metrics import MetricsServer, metrics_page

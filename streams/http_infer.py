@@ -9,9 +9,9 @@ from headrace.schemas.errors import InferError, InvalidRequest, Reason
 from headrace.schemas.record import HEADER_LENGTH, TRACEPARENT, TRACESTATE, Header
 from headrace.schemas.v2json import parse_request, wants_binary, write_response
 from headrace.streams.gateway import Gateway
-from headrace.streams.http_body import compressed_response, read_body
+from headrace.streams.http_body import compressed_response
+from headrace.streams.http_call import HttpCall
 from headrace.streams.http_errors import JSON_TYPE, error_response
-from headrace.streams.http_routes import Target
 from headrace.streams.idempotency import KEY_HEADER, REPLAYED_HEADER, KeyedCall, read_key
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -32,25 +32,17 @@ OFF_LOOP_COPIED_BYTES = 8 * 1024 * 1024
 """The same for tensors that are only copied."""
 
 
-async def infer(
-    gateway: Gateway,
-    request: web.BaseRequest,
-    target: Target,
-    *,
-    max_input_bytes: int,
-    read_timeout_s: float,
-) -> web.Response:
+async def infer(call: HttpCall) -> web.Response:
     """Answer one infer call; one that repeats another, by its key, is told so (DELIVERY P-17).
 
     Raises:
         InferError: Of whatever kind; the caller makes an answer of it.
     """
-    keyed = read_key(request.headers.get(KEY_HEADER))
-    bounds = (max_input_bytes, read_timeout_s)
+    keyed = read_key(call.request.headers.get(KEY_HEADER))
     if keyed is None:
-        return await _infer(gateway, request, target, bounds, None)
+        return await _infer(call, None)
     try:
-        response = await _infer(gateway, request, target, bounds, keyed)
+        response = await _infer(call, keyed)
     except InferError as error:
         if not keyed.is_replayed:
             raise
@@ -60,19 +52,14 @@ async def infer(
     return response
 
 
-async def _infer(
-    gateway: Gateway,
-    request: web.BaseRequest,
-    target: Target,
-    bounds: tuple[int, float],
-    keyed: KeyedCall | None,
-) -> web.Response:
+async def _infer(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
+    gateway, request, target, _ = call
     headers = request.headers
     # Before the body is parsed (SEMANTICS PB-33), and the raw form needs the signature (BN-07).
     route = gateway.route(target.model, target.version)
     deadline_ms = _deadline_ms(gateway, headers.get(TIMEOUT_HEADER))
     header_length = _header_length(headers.get(LENGTH_HEADER))
-    body = await read_body(request, *bounds)
+    body = await call.body()
     if (len(body) if header_length is None else header_length) < OFF_LOOP_JSON_BYTES:
         asked = parse_request(body, header_length, route.signature)
     else:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib import metadata
 
 from aiohttp import web
-from headrace.schemas.errors import InferError, InvalidRequest, MalformedRequest
+from headrace.schemas.errors import InferError, InvalidRequest, MalformedRequest, Unavailable
+from headrace.schemas.model_config import check_load_name
 from headrace.schemas.signature import TensorSpec
-from headrace.streams.gateway import Gateway
+from headrace.streams.http_call import Handler, HttpCall
 from headrace.streams.http_errors import empty_response, json_response, status_of, text_error
-from headrace.streams.http_routes import Target
+from headrace.streams.http_routes import Kind
 
 EXTENSIONS = (
     "model_repository",
@@ -21,20 +23,24 @@ EXTENSIONS = (
 )
 """Of Triton's extensions (SEMANTICS PB-60), those that are offered here."""
 
+NO_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
+"""SEMANTICS MC-01: the one text for every control mode but explicit."""
+
 EXITING = "Server exiting"
 """SEMANTICS SV-01."""
 
 
-def live(gateway: Gateway, _target: Target) -> web.Response:
+async def live(call: HttpCall) -> web.Response:
     """Answer liveness (SEMANTICS SV-01); before start nothing listens."""
-    return text_error(503, EXITING) if gateway.is_draining else empty_response(200)
+    return text_error(503, EXITING) if call.gateway.is_draining else empty_response(200)
 
 
-def ready(gateway: Gateway, _target: Target) -> web.Response:
+async def ready(call: HttpCall) -> web.Response:
     """Answer readiness (SEMANTICS PB-02, SV-02): 400 when not ready, 503 while exiting.
 
     The body is empty as Triton's, but for what Triton has not: a log that does not let us read (FAULTS B58).
     """
+    gateway = call.gateway
     if gateway.is_leaving:
         return text_error(503, EXITING)
     if gateway.is_ready():
@@ -43,8 +49,9 @@ def ready(gateway: Gateway, _target: Target) -> web.Response:
     return text_error(400, "; ".join(troubles)) if troubles else empty_response(400)
 
 
-def model_ready(gateway: Gateway, target: Target) -> web.Response:
+async def model_ready(call: HttpCall) -> web.Response:
     """Answer a model's readiness by status alone (SEMANTICS SV-05, SV-06)."""
+    gateway, target = call.gateway, call.target
     if gateway.is_draining:
         return empty_response(503)
     try:
@@ -54,21 +61,24 @@ def model_ready(gateway: Gateway, target: Target) -> web.Response:
     return empty_response(200)
 
 
-def server_metadata(name: str) -> dict[str, object]:
-    """Return the server's metadata (SEMANTICS PB-60)."""
-    return {
-        "name": name,
-        "version": metadata.version("headrace"),
-        "extensions": list(EXTENSIONS),
-    }
+async def server_metadata(call: HttpCall) -> web.Response:
+    """Answer the server's metadata (SEMANTICS PB-60)."""
+    return json_response(
+        {
+            "name": call.settings.name,
+            "version": metadata.version("headrace"),
+            "extensions": list(EXTENSIONS),
+        }
+    )
 
 
-def model_metadata(gateway: Gateway, target: Target) -> web.Response:
+async def model_metadata(call: HttpCall) -> web.Response:
     """Answer a model's metadata: its READY versions, or the one that was asked for (SEMANTICS PB-61).
 
     Raises:
         InferError: As `Gateway.route`.
     """
+    gateway, target = call.gateway, call.target
     route = gateway.route(target.model, target.version)
     signature = route.signature
     ready_versions = gateway.ready_versions(target.model)
@@ -84,23 +94,25 @@ def model_metadata(gateway: Gateway, target: Target) -> web.Response:
     )
 
 
-def model_config(gateway: Gateway, target: Target) -> web.Response:
+async def model_config(call: HttpCall) -> web.Response:
     """Answer a model's completed configuration (SEMANTICS PB-62).
 
     Raises:
         InferError: As `Gateway.route`.
     """
+    gateway, target = call.gateway, call.target
     return json_response(gateway.route(target.model, target.version).config_json)
 
 
-def index(gateway: Gateway, body: bytes) -> list[dict[str, str]]:
-    """Return the repository index (SEMANTICS PB-63).
+async def index(call: HttpCall) -> web.Response:
+    """Answer the repository index (SEMANTICS PB-63).
 
     Raises:
         InvalidRequest: ``ready`` is no boolean, or the body is nested absurdly deep (PB-38).
         MalformedRequest: The body is no JSON object.
     """
     only_ready: object = False
+    body = await call.body()
     if body:
         try:
             asked = json.loads(body)
@@ -115,8 +127,33 @@ def index(gateway: Gateway, body: bytes) -> list[dict[str, str]]:
         only_ready = asked.get("ready", False)
     if not isinstance(only_ready, bool):
         raise InvalidRequest(f"'ready' is {only_ready!r:.60}, expected true or false")
-    return gateway.fleet.index(gateway.now_ms(), only_ready=only_ready)
+    gateway = call.gateway
+    return json_response(gateway.fleet.index(gateway.now_ms(), only_ready=only_ready))
+
+
+async def control(call: HttpCall) -> web.Response:
+    """Refuse to load or unload a model: the control mode is not explicit (SEMANTICS MC-01).
+
+    Raises:
+        InvalidRequest: No model can have this name.
+        Unavailable: Always, otherwise.
+    """
+    if call.target.feature == "load":
+        check_load_name(call.target.model)
+    raise Unavailable(NO_CONTROL)
 
 
 def _tensor_metadata(spec: TensorSpec) -> dict[str, object]:
     return {"name": spec.name, "datatype": spec.datatype.value, "shape": spec.wire_dims()}
+
+
+HANDLERS: Mapping[Kind, Handler] = {
+    Kind.LIVE: live,
+    Kind.READY: ready,
+    Kind.SERVER: server_metadata,
+    Kind.MODEL: model_metadata,
+    Kind.MODEL_READY: model_ready,
+    Kind.CONFIG: model_config,
+    Kind.INDEX: index,
+    Kind.CONTROL: control,
+}

@@ -32,7 +32,8 @@ from headrace.schemas.record import (
 from headrace.schemas.tensor import Tensor
 from headrace.streams.announce import Announcer
 from headrace.streams.gateway import Gateway, GatewaySettings
-from headrace.streams.http import HttpServer, HttpSettings
+from headrace.streams.http import HttpServer
+from headrace.streams.http_call import HttpSettings
 from headrace.streams.log import EARLIEST, Publisher, Span
 from headrace.streams.memory import MemoryLog
 from headrace.streams.status import ModelState, QueueStatus, VersionStatus, WorkerStatus

@@ -19,7 +19,8 @@ from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import AVRO, Out, Record
 from headrace.schemas.tensor import Tensor
 from headrace.streams.gateway import Gateway, GatewaySettings
-from headrace.streams.http import HttpServer, HttpSettings
+from headrace.streams.http import HttpServer
+from headrace.streams.http_call import HttpSettings
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import Log, Mode
 from headrace.streams.memory import MemoryLog

@@ -29,7 +29,8 @@ from headrace.schemas.record import SOURCE, TP, Out, Record
 from headrace.streams.claims import Claims
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
-from headrace.streams.http import HttpServer, HttpSettings
+from headrace.streams.http import HttpServer
+from headrace.streams.http_call import HttpSettings
 from headrace.streams.log import EARLIEST, Log, Span
 from headrace.streams.memory import MemoryLog
 from headrace.streams.metrics import MetricsServer, metrics_page

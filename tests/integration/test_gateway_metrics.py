@@ -117,7 +117,8 @@ async def test_a_taken_port_is_one_sentence():
 
 
 async def test_a_taken_http_port_is_one_sentence_too():
-    from headrace.streams.http import HttpServer, HttpSettings
+    from headrace.streams.http import HttpServer
+    from headrace.streams.http_call import HttpSettings
 
     log = MemoryLog()
     async with (

@@ -22,7 +22,8 @@ from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import AVRO, TP, Out
 from headrace.schemas.tensor import Tensor
 from headrace.streams.gateway import Gateway, GatewaySettings
-from headrace.streams.http import HttpServer, HttpSettings
+from headrace.streams.http import HttpServer
+from headrace.streams.http_call import HttpSettings
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_committed import committed_positions
 from headrace.streams.kafka_rights import Operation, Resource
