@@ -18,6 +18,7 @@ from headrace.consumers.batcher import Refusal
 from headrace.consumers.decoupled import numbered
 from headrace.consumers.execution import Execution, Part
 from headrace.schemas.batch import Batch, Entry, Responses
+from headrace.schemas.classification import PARAMETER as CLASSES
 from headrace.schemas.errors import InferError, WrongOutput
 from headrace.schemas.record import AVRO, Headers
 from headrace.schemas.tensor import Array
@@ -75,7 +76,7 @@ def holds_the_loop(execution: Execution, limit_bytes: int) -> bool:
             strings += array.nbytes
     if strings > limit_bytes:
         return True
-    if (not strings and size * TEXT_FACTOR <= limit_bytes) or _is_all_avro(execution):
+    if (not strings and size * TEXT_FACTOR <= limit_bytes) or _is_copied(execution):
         return False
     return (size + _characters(execution)) * TEXT_FACTOR > limit_bytes
 
@@ -89,9 +90,14 @@ def _columns(execution: Execution) -> Iterator[Array]:
                 yield from (array for array in outputs.values() if isinstance(array, np.ndarray))
 
 
-def _is_all_avro(execution: Execution) -> bool:
+def _is_copied(execution: Execution) -> bool:
+    """Whether every answer is Avro, and of no output the largest values are looked for."""
     return all(
-        entry is None or (entry.accept or entry.content_type) == AVRO
+        entry is None
+        or (
+            (entry.accept or entry.content_type) == AVRO
+            and not any(CLASSES in output.parameters for output in entry.outputs)
+        )
         for part in execution.parts
         for entry in part.batch.entries
     )

@@ -346,7 +346,7 @@ class Worker:
         return Version(
             scheduler,
             pool,
-            ResponseEncoder(loaded.signature),
+            ResponseEncoder(loaded.signature, loaded.labels),
             observer,
             decoupled=loaded.config.decoupled,
             preserve_ordering=batching is not None and batching.preserve_ordering,

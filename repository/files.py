@@ -82,8 +82,6 @@ def _version_file(directory: Path, filename: str, file: str) -> Path:
 def read_labels(config: ModelConfig, directory: Path, *, file: str) -> dict[str, tuple[str, ...]]:
     """Read the label files of a model's outputs: one label per line (SEMANTICS MR-26).
 
-    They are kept with the loaded version; no answer uses them yet, since classification is refused (CL-01).
-
     Returns:
         Output name → labels; outputs without a label file are absent.
 

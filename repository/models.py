@@ -29,7 +29,7 @@ class LoadedVersion:
         signature: What it takes and gives.
         model: Weights.
         instances: Of all groups, in order; `renew` puts another one into a dead one's place.
-        labels: Output → class labels (SEMANTICS MR-26); kept for classification, which nothing offers yet (CL-01).
+        labels: Output → class labels (SEMANTICS MR-26), for classification (CL-04).
         make: Makes the instance of a number and warms it up.
         closing: Closes instances, then the model.
         initial_state: What the states of a sequence are at START (SEMANTICS SB-08): raw little-endian tensors of one

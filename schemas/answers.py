@@ -7,16 +7,19 @@ property. Anything else goes through `headrace.schemas.codec`, answer by answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeGuard
 
 from headrace.schemas import avro
 from headrace.schemas.batch import Batch, Entry, Responses
+from headrace.schemas.classification import PARAMETER as CLASSES
+from headrace.schemas.classification import classified
 from headrace.schemas.codec import encode_error_value, encode_response
 from headrace.schemas.errors import InferError, WrongOutput
 from headrace.schemas.headers import find_header
-from headrace.schemas.infer import InferResponse, Parameters
+from headrace.schemas.infer import InferResponse, Parameter, Parameters
 from headrace.schemas.record import (
     AVRO,
     BINARY,
@@ -42,9 +45,12 @@ Column = tuple[TensorSpec, list[tuple[Shape, bytes]]]
 class ResponseEncoder:
     """Encodes the results of one model version."""
 
-    def __init__(self, signature: Signature) -> None:
-        """Prepare the constant parts."""
+    def __init__(
+        self, signature: Signature, labels: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> None:
+        """Prepare the constant parts; ``labels`` are those of outputs that have some (CL-04)."""
         self._signature = signature
+        self._labels = labels
         self._name = signature.model_name
         self._version = str(signature.version)
         self._headers = ResultHeaders(self._name, self._version)
@@ -163,14 +169,14 @@ class ResponseEncoder:
     ) -> Answer:
         """Encode one answer by the general codec: only the outputs that it wants (PB-35, FAULTS B37)."""
         parameters, extra = rest
-        wanted = {output.name for output in entry.outputs}
-        outputs = tuple(
-            Tensor(spec.name, spec.datatype, *split[place])
-            for spec, split in columns
-            if not wanted or spec.name in wanted
-        )
-        response = InferResponse(outputs, entry.id, self._name, self._version, parameters)
+        wanted = {output.name: output.parameters.get(CLASSES, 0) for output in entry.outputs}
         try:
+            outputs = tuple(
+                self._tensor(spec, split[place], wanted.get(spec.name))
+                for spec, split in columns
+                if not wanted or spec.name in wanted
+            )
+            response = InferResponse(outputs, entry.id, self._name, self._version, parameters)
             found = encode_response(
                 response, entry.accept or entry.content_type, answer_binary(entry)
             )
@@ -179,6 +185,15 @@ class ResponseEncoder:
         if found.length is not None:
             extra = (*extra, (HEADER_LENGTH, str(found.length).encode()))
         return entry, found.value, self._headers.ok(entry, found.content_type, extra)
+
+    def _tensor(
+        self, spec: TensorSpec, part: tuple[Shape, bytes], classes: Parameter | None
+    ) -> Tensor:
+        """Return an output of one answer: its values, or as many of its classes as are wanted (CL-01)."""
+        tensor = Tensor(spec.name, spec.datatype, *part)
+        if not isinstance(classes, int) or not classes:
+            return tensor
+        return classified(tensor, classes, self._labels.get(spec.name, ()), batched=spec.batched)
 
 
 def encode_error(

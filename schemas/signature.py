@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.schemas.errors import InvalidRequest, Unsupported
+from headrace.schemas.classification import PARAMETER, check_classes
+from headrace.schemas.errors import InvalidRequest
 from headrace.schemas.infer import RequestedOutput, SequenceId
 from headrace.schemas.model_config import (
     BatchInput,
@@ -199,22 +200,19 @@ class Signature:
         """Check that each requested output exists and is asked for once (SEMANTICS PB-35).
 
         Raises:
-            InvalidRequest: It does not, or twice.
-            Unsupported: Its classification is asked for (CL-01), which is not offered yet.
+            InvalidRequest: It does not, or twice, or it cannot be classified as it is asked for (CL-02, CL-03).
         """
         seen: set[str] = set()
         for wanted in outputs:
-            if wanted.name not in self._outputs:
+            spec = self._outputs.get(wanted.name)
+            if spec is None:
                 raise InvalidRequest(
                     f"unexpected inference output '{wanted.name}' for model '{self.model_name}'"
                 )
             if wanted.name in seen:
                 raise InvalidRequest(f"output '{wanted.name}' already exists in request")
-            if wanted.parameters and wanted.parameters.get("classification"):
-                raise Unsupported(
-                    f"classification of output '{wanted.name}' is not supported yet, expected a "
-                    "request for its values"
-                )
+            if wanted.parameters and PARAMETER in wanted.parameters:
+                check_classes(wanted.name, spec.datatype, wanted.parameters[PARAMETER])
             seen.add(wanted.name)
 
     def check_sequence(self, sequence_id: SequenceId, rows: int) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from headrace.schemas.classification import PARAMETER as CLASSES
 from headrace.schemas.errors import InferError, InvalidRequest, MalformedRequest
 from headrace.schemas.infer import InferRequest, InferResponse, RequestedOutput
 from headrace.schemas.parameters import (
@@ -244,6 +245,9 @@ def _requested(item: Mapping[str, Any]) -> RequestedOutput:
     for key in ("binary_data",):
         if not isinstance(parameters.get(key, False), bool):
             raise MalformedRequest(f"Unable to parse '{key}': expected true or false")
+    classes = parameters.get(CLASSES, 0)
+    if type(classes) is not int or classes < 0:
+        raise MalformedRequest(f"Unable to set '{CLASSES}': expected an unsigned integer")
     return RequestedOutput(name, custom_parameters(parameters))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.schemas.classification import PARAMETER as CLASSES
 from headrace.schemas.codec import decode_response, encode_request
 from headrace.schemas.errors import (
     BackendError,
@@ -33,7 +34,7 @@ def request_record(
         route: Where the model's requests go.
         version: The version that was asked for; ``""`` leaves it to the worker.
         request: What only the edge needs (model name, how outputs are encoded) stays out of the record, so that a
-            model's records keep one layout.
+            model's records keep one layout. An output's classes are the worker's to find, so they go along (CL-01).
         options: Reply address, deadline and further headers.
         spread: A running number that spreads records without a key over the partitions.
 
@@ -42,7 +43,7 @@ def request_record(
     """
     plain = InferRequest(
         request.inputs,
-        tuple(map(_without_parameters, request.outputs)),
+        tuple(map(_for_the_worker, request.outputs)),
         request.id,
         "",
         version,
@@ -156,5 +157,8 @@ def expired() -> DeadlineExceeded:
     )
 
 
-def _without_parameters(output: RequestedOutput) -> RequestedOutput:
-    return RequestedOutput(output.name) if output.parameters else output
+def _for_the_worker(output: RequestedOutput) -> RequestedOutput:
+    if not output.parameters:
+        return output
+    classes = output.parameters.get(CLASSES)
+    return RequestedOutput(output.name, {CLASSES: classes} if classes else {})

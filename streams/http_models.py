@@ -15,6 +15,7 @@ from headrace.streams.http_errors import empty_response, json_response, status_o
 from headrace.streams.http_routes import Kind
 
 EXTENSIONS = (
+    "classification",
     "model_repository",
     "schedule_policy",
     "model_configuration",

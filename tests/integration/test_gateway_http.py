@@ -19,10 +19,12 @@ from gateway_kit import (
     until,
 )
 from headrace.schemas import errors
+from headrace.schemas.codec import decode_request
 from headrace.schemas.errors import Reason
 from headrace.schemas.headers import MAX_ID_BYTES
-from headrace.schemas.infer import InferRequest
+from headrace.schemas.infer import InferRequest, RequestedOutput
 from headrace.schemas.record import (
+    AVRO,
     CONTENT_TYPE,
     CORRELATION_ID,
     DEADLINE_MS,
@@ -448,17 +450,25 @@ async def test_PB35_PB47_outputs_and_parameters_are_checked(log):
             ({"parameters": {"triton_x": 1}}, 400, "triton_"),
             ({"parameters": {"x": [1]}}, 400, "'x'"),
             (
-                {"outputs": [{"name": "OUTPUT0", "parameters": {"classification": 2}}]},
-                501,
+                {"outputs": [{"name": "OUTPUT0", "parameters": {"classification": -2}}]},
+                500,
                 "classification",
             ),
         ):
             got, answer, _ = await post(session, body(**more))
             assert got == status, answer
             assert fragment in answer["error"]
-        off = {"outputs": [{"name": "OUTPUT0", "parameters": {"classification": 0}}]}
+        edges = {"classification": 0, "binary_data": False}
+        off = {"outputs": [{"name": "OUTPUT0", "parameters": edges}]}
         assert (await post(session, body(**off)))[0] == 200
-        assert len(worker.seen) == 1
+        off["outputs"][0]["parameters"]["classification"] = 2
+        assert (await post(session, body(**off)))[0] == 200
+        # What the edge alone needs stays out of the record, so that a model's records keep one layout.
+        values, classes = (
+            decode_request(record.value, AVRO, record.headers) for record in worker.seen
+        )
+        assert values.outputs == (RequestedOutput("OUTPUT0"),)
+        assert classes.outputs == (RequestedOutput("OUTPUT0", {"classification": 2}),)
 
 
 async def test_B51_halves_are_refused_in_json_and_exact_in_binary(log):

@@ -1,7 +1,7 @@
 """Admission: one validation for gateway and worker, with Triton's fragments (SEMANTICS PB-34…PB-36)."""
 
 import pytest
-from headrace.schemas.errors import InvalidRequest, Unsupported
+from headrace.schemas.errors import InvalidRequest
 from headrace.schemas.infer import RequestedOutput
 from headrace.schemas.tensor import Datatype, Tensor, join_bytes
 from wire_kit import example, signature, tensor_config
@@ -123,13 +123,6 @@ def test_PB35_wrong_outputs(outputs, text):
     one = signature()
     with pytest.raises(InvalidRequest, match=text):
         one.admit([example(one.inputs[0])], outputs)
-
-
-def test_CL01_classification_is_refused_rather_than_ignored():
-    one = signature()
-    one.check_outputs([RequestedOutput("y", {"classification": 0})])
-    with pytest.raises(Unsupported, match="classification of output 'y'"):
-        one.check_outputs([RequestedOutput("y", {"classification": 2})])
 
 
 def test_names_are_found_and_wire_dims_show_the_batch_axis():
