@@ -20,7 +20,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class HttpClient:
-    """A V2 client. An async context manager.
+    """A V2 client. An async context manager. Its bearer token, where one is needed, is the variable HEADRACE_TOKEN's.
 
     Every failure is a `CommandFailed` with what the server said, or that it cannot be reached.
     """
@@ -33,7 +33,11 @@ class HttpClient:
 
     async def __aenter__(self) -> Self:
         """Make the session; nothing is sent yet."""
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s))
+        token = os.environ.get("HEADRACE_TOKEN")
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(self._timeout_s),
+            headers={"Authorization": f"Bearer {token}"} if token else None,
+        )
         return self
 
     async def __aexit__(self, *exc: object) -> None:

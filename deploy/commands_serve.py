@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from headrace.deploy.access import ACCESS
 from headrace.deploy.broker import named_kafka
 from headrace.deploy.claims import CLAIMS
 from headrace.deploy.console import hint
@@ -85,7 +86,7 @@ PROCESS = (
 )
 
 
-@with_settings(*MODELS, *KAFKA, "broker_port", *GATEWAY, *WORKER, *CLAIMS, *PROCESS)
+@with_settings(*MODELS, *KAFKA, "broker_port", *GATEWAY, *ACCESS, *WORKER, *CLAIMS, *PROCESS)
 def serve(
     settings: Settings,
     path: Annotated[
@@ -130,7 +131,7 @@ def worker(
     run(settings, run_process(settings, paths, Parts(worker=True, gateway=False)))
 
 
-@with_settings(*KAFKA, *GATEWAY, *CLAIMS, *PROCESS)
+@with_settings(*KAFKA, *GATEWAY, *ACCESS, *CLAIMS, *PROCESS)
 def gateway(settings: Settings) -> None:
     """Answer the V2 protocol over HTTP for the models that workers on the same Kafka serve.
 

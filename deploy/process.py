@@ -20,6 +20,7 @@ from pathlib import Path
 
 from headrace.consumers.service import Worker
 from headrace.consumers.settings import WorkerSettings
+from headrace.deploy.access import guard_of
 from headrace.deploy.broker import (
     embedded_broker,
     embedded_properties,
@@ -47,7 +48,6 @@ from headrace.streams.claims import Claims
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.http import HttpServer
-from headrace.streams.http_call import HttpSettings
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import Mode
 from headrace.streams.metrics import MetricsServer, metrics_page
@@ -98,6 +98,8 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
     stop = asyncio.Event()
     _stop_at_signals(stop, settings.stop_delay_secs + settings.exit_timeout_secs)
     _check_ports(settings, parts)
+    if parts.gateway:
+        guard_of(settings)  # as below: refused before models are loaded
     if settings.claim_check_url:
         # A wrong one is refused before models are loaded, which may take minutes.
         FsspecObjects(settings.claim_check_url)
@@ -312,12 +314,7 @@ async def _answering(
         max_record_bytes=log.max_record_bytes,
         strict_readiness=settings.strict_readiness,
     )
-    http_settings = HttpSettings(
-        address=settings.http_address,
-        port=settings.http_port,
-        max_input_bytes=settings.http_max_input_size,
-        drain_timeout_s=settings.exit_timeout_secs,
-    )
+    guard = guard_of(settings)
     registry = CollectorRegistry()
     counts = GatewayMetrics(registry)
     topology = topology_of(settings)
@@ -336,8 +333,11 @@ async def _answering(
             await stack.enter_async_context(metrics)
             addresses.metrics = url_of(settings.http_address, metrics.port) + "/metrics"
         await gateway.wait_started()
-        http = await stack.enter_async_context(HttpServer(gateway, http_settings))
-        addresses.http = url_of(settings.http_address, http.port)
+        http = await stack.enter_async_context(
+            HttpServer(gateway, guard.http, access=guard.access, tls=guard.tls)
+        )
+        scheme = "http" if guard.tls is None else "https"
+        addresses.http = url_of(settings.http_address, http.port, scheme)
         addresses.is_ready.append(gateway.is_ready)
         addresses.leave.append(gateway.leave)
         yield

@@ -2,9 +2,10 @@
 
 A field ``http_port`` is the option ``--http-port``, the variable ``HEADRACE_HTTP_PORT`` and the key ``http-port``
 of a ``--config`` file, in this order of precedence. The command line's help, the checks and the defaults all come
-from this declaration; nothing else in Headrace reads the environment for settings, but for ``HEADRACE_URL`` of the
-commands that ask a gateway. What such a command shall do once (`infer`'s inputs, ``topics --create``) is declared
-with it and is no setting. Names are Triton's where Triton has the option, and Kafka's where Kafka has it.
+from this declaration; nothing else in Headrace reads the environment for settings, but for ``HEADRACE_URL`` and
+``HEADRACE_TOKEN`` of the commands that ask a gateway. What such a command shall do once (`infer`'s inputs,
+``topics --create``) is declared with it and is no setting. Names are Triton's where Triton has the option, and
+Kafka's where Kafka has it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from headrace.deploy.access_settings import AccessSettings
 from headrace.deploy.claim_settings import ClaimSettings
 from headrace.deploy.fault_settings import FaultSettings
 from headrace.deploy.idempotency_settings import IdempotencySettings
@@ -46,7 +48,7 @@ WORKER = _panel("Worker")
 PROCESS = _panel("Process")
 
 
-class Settings(FaultSettings, ClaimSettings, IdempotencySettings, StopSettings):
+class Settings(AccessSettings, FaultSettings, ClaimSettings, IdempotencySettings, StopSettings):
     """The settings of one process, read once at its start and never changed."""
 
     model_config = SettingsConfigDict(

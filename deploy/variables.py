@@ -7,7 +7,9 @@ import os
 
 from headrace.deploy.settings import PREFIX, Settings, variable_name
 
-NOT_SETTINGS = frozenset({"HEADRACE_TEST_BOOTSTRAP", "HEADRACE_PEERS", "HEADRACE_URL"})
+NOT_SETTINGS = frozenset(
+    {"HEADRACE_TEST_BOOTSTRAP", "HEADRACE_PEERS", "HEADRACE_URL", "HEADRACE_TOKEN"}
+)
 """Variables with the prefix that are read elsewhere: by tests, benchmarks and single commands."""
 
 KAFKA_PREFIX = "HEADRACE_KAFKA_"

@@ -25,10 +25,10 @@ AT_LEAST_ONCE = (
 EXACTLY_ONCE = "exactly once: answers and offsets are committed together; read with isolation.level=read_committed"
 
 
-def url_of(address: str, port: int) -> str:
+def url_of(address: str, port: int, scheme: str = "http") -> str:
     """Return the root of what listens there; an IPv6 address stands in brackets."""
     host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{port}"
+    return f"{scheme}://{host}:{port}"
 
 
 @dataclass(slots=True)

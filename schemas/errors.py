@@ -40,6 +40,8 @@ class Reason(StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_VERSION = "unknown_version"
     NOT_READY = "not_ready"
+    UNAUTHENTICATED = "unauthenticated"
+    RESTRICTED = "restricted"
     UNSUPPORTED = "unsupported"
     QUEUE_FULL = "queue_full"
     TIMEOUT_EXPIRED = "timeout_expired"
@@ -138,6 +140,13 @@ class Unavailable(InferError):
     code = Code.UNAVAILABLE
     reason = Reason.NOT_READY
     retriable = True
+
+
+class AccessDenied(InferError):
+    """The caller has not shown what this needs: a token (UNAUTHENTICATED) or a header (RESTRICTED). Ask with it."""
+
+    code = Code.UNAVAILABLE  # what Triton's gRPC server answers (SEMANTICS PB-22)
+    reason = Reason.RESTRICTED
 
 
 class QueueFull(Unavailable):

@@ -25,6 +25,9 @@ from headrace.schemas.model_config import (
 from headrace.schemas.sequence import MAX_ID_BYTES
 from headrace.schemas.tensor import Buffer, Datatype, Shape, Tensor, check_data
 
+MAX_SHOWN_NAMES = 20
+"""Names of inputs that an error lists: a body may have a million."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -174,7 +177,8 @@ class Signature:
         Raises:
             InvalidRequest: With Triton's fragments; names the tensor, what was expected and what came.
         """
-        self._check_count(inputs)
+        if not self.required <= len(inputs) <= len(self.inputs):
+            raise self.wrong_count([tensor.name for tensor in inputs])
         data: list[Buffer | None] = [None] * len(self.inputs)
         shapes: list[Shape | None] = [None] * len(self.inputs)
         rows = 0
@@ -249,20 +253,19 @@ class Signature:
                 f"'{self.model_name}' expects '{self._corrid.datatype}'"
             )
 
-    def _check_count(self, inputs: Sequence[Tensor]) -> None:
+    def wrong_count(self, names: Sequence[str]) -> InvalidRequest:
+        """Return the error of a request whose number of inputs is not the model's (SEMANTICS PB-34)."""
         total = len(self.inputs)
-        if self.required <= len(inputs) <= total:
-            return
-        names = [tensor.name for tensor in inputs]
         missing = [s.name for s in self.inputs if s.name not in names and not s.optional]
-        lists = f"Got input(s) {names}, but missing required input(s) {missing}."
+        shown = [*names[:MAX_SHOWN_NAMES], *(["…"] if len(names) > MAX_SHOWN_NAMES else [])]
+        lists = f"Got input(s) {shown}, but missing required input(s) {missing}."
         if self.has_optional:
-            raise InvalidRequest(
+            return InvalidRequest(
                 f"expected number of inputs between {self.required} and {total} but got "
-                f"{len(inputs)} inputs for model '{self.model_name}'. {lists}"
+                f"{len(names)} inputs for model '{self.model_name}'. {lists}"
             )
-        raise InvalidRequest(
-            f"expected {total} inputs but got {len(inputs)} inputs for model "
+        return InvalidRequest(
+            f"expected {total} inputs but got {len(names)} inputs for model "
             f"'{self.model_name}'. {lists} Please provide all required input(s)."
         )
 

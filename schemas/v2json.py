@@ -77,7 +77,11 @@ def parse_request(
         return _raw_request(body, signature)
     document, tail = _split(body, header_length)
     cursor = _Tail(tail)
-    inputs = [_input(item, cursor) for item in _list(document, "inputs", required=True)]
+    items = _list(document, "inputs", required=True)
+    if signature is not None and len(items) > len(signature.inputs):
+        # Refused before a tensor is made of each: a body holds a million empty ones.
+        raise signature.wrong_count([_string(item, "name", required=True) for item in items])
+    inputs = [_input(item, cursor) for item in items]
     cursor.finish()
     outputs = [_requested(item) for item in _list(document, "outputs")]
     return infer_request(

@@ -13,13 +13,16 @@ from typing import Self
 
 from aiohttp import web
 from headrace.schemas.errors import ConfigError, InferError, Unsupported
-from headrace.streams import http_models
+from headrace.streams import http_models, openapi
+from headrace.streams.access import Access
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import ENCODINGS
 from headrace.streams.http_call import Handler, HttpCall, HttpSettings
+from headrace.streams.http_connections import BoundedServer
 from headrace.streams.http_errors import error_response, text_error
 from headrace.streams.http_infer import infer
-from headrace.streams.http_routes import Kind, resolve
+from headrace.streams.http_routes import GROUPS, Kind, resolve
+from headrace.streams.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +44,23 @@ class HttpServer:
         self,
         gateway: Gateway,
         settings: HttpSettings = HttpSettings(),  # noqa: B008  # frozen
+        *,
+        access: Access | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
-        """Keep the parts."""
+        """Keep the parts.
+
+        Args:
+            gateway: Asks the models.
+            settings: Where to listen, and bounds.
+            access: What calls need; None needs nothing.
+            tls: Certificate and key; None is HTTP in the clear.
+        """
         self.port = settings.port
         self._gateway = gateway
         self._settings = settings
+        self._access = access
+        self._tls = tls
 
     async def __aenter__(self) -> Self:
         """Listen.
@@ -53,16 +68,13 @@ class HttpServer:
         Raises:
             ConfigError: The address or port cannot be had.
         """
-        server = web.Server(
-            self._handle,
-            handler_cancellation=True,
-            auto_decompress=False,  # within our own limit instead
-            access_log=None,
-            keepalive_timeout=self._settings.keepalive_s,
-        )
+        server = BoundedServer(self._handle, self._settings)
         self._runner = web.ServerRunner(server, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._settings.address, self._settings.port)
+        context = self._tls.context() if self._tls is not None else None
+        site = web.TCPSite(
+            self._runner, self._settings.address, self._settings.port, ssl_context=context
+        )
         try:
             await site.start()
         except OSError as error:
@@ -85,9 +97,12 @@ class HttpServer:
         target = resolve(request.raw_path)
         if target is None:
             return text_error(404, "Not Found")
-        if request.method not in target.methods:
-            return text_error(405, "Method Not Allowed", {"Allow": ", ".join(target.methods)})
         try:
+            if self._access is not None:
+                self._access.check(GROUPS[target.kind], request.headers.get)
+            if request.method not in target.methods:
+                allowed = {"Allow": ", ".join(target.methods)}
+                return text_error(405, "Method Not Allowed", allowed)
             handler = _HANDLERS.get(target.kind)
             if handler is None:
                 raise Unsupported(f"{target.feature} is not offered by this gateway")  # noqa: TRY301
@@ -105,5 +120,9 @@ class HttpServer:
         return response
 
 
-_HANDLERS: Mapping[Kind, Handler] = {Kind.INFER: infer, **http_models.HANDLERS}
+_HANDLERS: Mapping[Kind, Handler] = {
+    Kind.INFER: infer,
+    **http_models.HANDLERS,
+    **openapi.HANDLERS,
+}
 """What answers which route; a route without one is Triton's and not offered yet."""

@@ -17,6 +17,9 @@ MIN_COMPRESSED_BYTES = 1_024
 OFF_LOOP_BYTES = 65_536
 """Bodies from this size on are (de)compressed in a thread: zlib releases the GIL, the loop goes on."""
 
+MAX_CHUNKS = 65_536
+"""Non-empty chunks of a body that comes in chunks (SEMANTICS PB-24): each costs far more than its bytes."""
+
 ENCODINGS = ("gzip", "deflate")
 _WBITS = {"gzip": 31, "deflate": 15}
 
@@ -25,7 +28,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) 
     """Read a request's body and undo its ``Content-Encoding``.
 
     Raises:
-        InvalidRequest: It is above the limit, before or after decompression, or broken.
+        InvalidRequest: It is above the limits, before or after decompression, or broken.
         Unsupported: Another encoding than gzip or deflate.
         DeadlineExceeded: It did not come within ``timeout_s``.
     """
@@ -40,20 +43,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) 
     if "Expect" in request.headers:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
-    content = request.content
-    if content.is_eof():
-        body = content.read_nowait()
-        if len(body) > max_bytes:
-            raise _too_large(len(body), max_bytes)
-    else:
-        try:
-            async with asyncio.timeout(timeout_s):
-                body = await _read_all(request, max_bytes)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the request's body did not come within {timeout_s} s",
-                reason=Reason.DEADLINE_PASSED,
-            ) from None
+    body = await _received(request, max_bytes, timeout_s)
     if encoding not in ENCODINGS:
         return body
     if len(body) < OFF_LOOP_BYTES:
@@ -61,15 +51,60 @@ async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) 
     return await asyncio.to_thread(decompress, body, encoding, max_bytes)
 
 
+async def _received(request: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
+    """Return the body as it comes."""
+    content = request.content
+    try:
+        if content.is_eof():
+            body = content.read_nowait()
+            if len(body) > max_bytes:
+                raise _too_large(len(body), max_bytes)
+            return body
+        async with asyncio.timeout(timeout_s):
+            if "Transfer-Encoding" in request.headers:
+                return await _read_chunks(request, max_bytes)
+            return await _read_all(request, max_bytes)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"the request's body did not come within {timeout_s} s",
+            reason=Reason.DEADLINE_PASSED,
+        ) from None
+    except web.RequestPayloadError as error:
+        # One line: the parser shows the broken bytes below it.
+        raise InvalidRequest(
+            f"the request's body is broken: {str(error).partition(chr(10))[0][:100]}"
+        ) from error
+
+
 async def _read_all(request: web.BaseRequest, max_bytes: int) -> bytes:
-    chunks: list[bytes] = []
+    parts: list[bytes] = []
     size = 0
-    while chunk := await request.content.readany():
-        size += len(chunk)
+    while part := await request.content.readany():
+        size += len(part)
         if size > max_bytes:
             raise _too_large(size, max_bytes)
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _read_chunks(request: web.BaseRequest, max_bytes: int) -> bytes:
+    """Read a body in chunks, and count them: the parser keeps no more than a few thousand unread."""
+    parts: list[bytes] = []
+    size = count = 0
+    while True:
+        part, is_end = await request.content.readchunk()
+        if not part and not is_end:
+            return b"".join(parts)
+        size += len(part)
+        count += is_end
+        if size > max_bytes:
+            raise _too_large(size, max_bytes)
+        if count > MAX_CHUNKS:
+            raise InvalidRequest(
+                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger "
+                "HTTP chunks."
+            )
+        parts.append(part)
 
 
 def _too_large(size: int, max_bytes: int) -> InvalidRequest:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from aiohttp import web
+from headrace.schemas.infer import InferRequest
+from headrace.streams.forwarding import Forwarding
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import read_body
 from headrace.streams.http_routes import Target
@@ -25,8 +27,15 @@ class HttpSettings:
         name: Server name in the server's metadata.
         max_input_bytes: Largest body, before and after decompression.
         read_timeout_s: How long a body may take to arrive.
-        keepalive_s: How long an idle connection is kept.
+        header_timeout_s: How long a new connection may take until the head of its first request has come.
+        write_timeout_s: How long a caller may take nothing of its answer.
+        keepalive_s: How long an idle connection is kept, and how long a further request's head may take.
+        max_connections: Connections that may be open.
+        max_line_bytes: Longest request line.
+        max_header_bytes: Longest header, name and value each.
+        max_headers: Headers of a request.
         drain_timeout_s: How long open calls may take on shutdown.
+        forwarding: Which headers become request parameters; None forwards none.
     """
 
     address: str = "127.0.0.1"
@@ -34,8 +43,15 @@ class HttpSettings:
     name: str = "headrace"
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES
     read_timeout_s: float = 60.0
+    header_timeout_s: float = 20.0
+    write_timeout_s: float = 60.0
     keepalive_s: float = 75.0
+    max_connections: int = 4096
+    max_line_bytes: int = 8190
+    max_header_bytes: int = 8190
+    max_headers: int = 128
     drain_timeout_s: float = 30.0
+    forwarding: Forwarding | None = None
 
 
 class HttpCall(NamedTuple):
@@ -61,6 +77,17 @@ class HttpCall(NamedTuple):
         """
         return await read_body(
             self.request, self.settings.max_input_bytes, self.settings.read_timeout_s
+        )
+
+    def forwarded(self, asked: InferRequest) -> InferRequest:
+        """Return a request with those of the call's headers among its parameters that are forwarded (PB-48).
+
+        Raises:
+            InvalidRequest: As `Forwarding.apply`.
+        """
+        forwarding = self.settings.forwarding
+        return (
+            asked if forwarding is None else forwarding.apply(asked, self.request.headers.items())
         )
 
 

@@ -26,6 +26,8 @@ STATUS_BY_CODE = {
 """SEMANTICS PB-31."""
 
 STATUS_BY_REASON = {
+    Reason.UNAUTHENTICATED: 401,
+    Reason.RESTRICTED: 403,  # SEMANTICS PB-22
     Reason.DEADLINE_PASSED: 504,  # the caller's own deadline, not a queue policy's (QT-04)
     Reason.IDEMPOTENCY_KEY_REUSED: 422,  # by the draft that names the header, and by whoever offers it
     Reason.TOO_LARGE: 413,  # above what a record may hold (FAULTS B57)
@@ -44,20 +46,30 @@ STATUS_BY_REASON = {
 """Reasons whose number is not their code's, or must not depend on it."""
 
 
+_HEADERS_BY_STATUS = {
+    401: {"WWW-Authenticate": 'Bearer realm="headrace"'},
+    503: {"Retry-After": str(RETRY_AFTER_S)},
+}
+
+MAX_DETAIL_CHARS = 4096
+"""Characters of an error's text: some repeat names of the caller's, and a name may be as long as a body."""
+
+
 def status_of(error: InferError) -> int:
     """Return the HTTP status of an error."""
     return STATUS_BY_REASON.get(error.reason) or STATUS_BY_CODE[error.code]
 
 
 def error_response(error: InferError) -> web.Response:
-    """Return the answer for an error; a 503 says when to come back."""
+    """Return the answer for an error; a 503 says when to come back, a 401 with what."""
     status = status_of(error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
-    return text_error(status, error.detail, headers)
+    return text_error(status, error.detail, _HEADERS_BY_STATUS.get(status))
 
 
 def text_error(status: int, detail: str, headers: dict[str, str] | None = None) -> web.Response:
     """Return an error answer with the V2 body ``{"error": "<text>"}``."""
+    if len(detail) > MAX_DETAIL_CHARS:
+        detail = detail[:MAX_DETAIL_CHARS] + "…"
     body = json.dumps({"error": detail}, ensure_ascii=False, separators=(",", ":"))
     return web.Response(
         status=status,

@@ -64,6 +64,7 @@ async def _infer(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
         asked = parse_request(body, header_length, route.signature)
     else:
         asked = await asyncio.to_thread(parse_request, body, header_length, route.signature)
+    asked = call.forwarded(asked)
     version = str(int(target.version)) if target.version else ""
     response = await gateway.infer(
         target.model, version, asked, deadline_ms=deadline_ms, extra=_trace(request), keyed=keyed

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import StrEnum, auto
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
+
+from headrace.streams.access import Group
 
 MAX_REMEMBERED = 512
 """Paths whose route is remembered: clients ask the same few again and again."""
@@ -23,7 +26,24 @@ class Kind(StrEnum):
     INFER = auto()
     INDEX = auto()
     CONTROL = auto()
+    OPENAPI = auto()
     ABSENT = auto()
+
+
+GROUPS: Mapping[Kind, Group] = {
+    Kind.SERVER: Group.METADATA,
+    Kind.LIVE: Group.HEALTH,
+    Kind.READY: Group.HEALTH,
+    Kind.MODEL: Group.METADATA,
+    Kind.MODEL_READY: Group.HEALTH,
+    Kind.CONFIG: Group.MODEL_CONFIG,
+    Kind.INFER: Group.INFERENCE,
+    Kind.INDEX: Group.MODEL_REPOSITORY,
+    Kind.CONTROL: Group.MODEL_REPOSITORY,
+    Kind.OPENAPI: Group.METADATA,
+    Kind.ABSENT: Group.METADATA,
+}
+"""Which API group each kind of route belongs to: what it may be restricted with (SEMANTICS PB-22)."""
 
 
 class Target(NamedTuple):
@@ -50,6 +70,7 @@ _BOTH = ("GET", "POST")
 
 _FIXED = {
     "/v2": Target(Kind.SERVER, _GET),
+    "/v2/openapi.json": Target(Kind.OPENAPI, _GET),
     "/v2/health/live": Target(Kind.LIVE, _GET),
     "/v2/health/ready": Target(Kind.READY, _GET),
     "/v2/repository/index": Target(Kind.INDEX, _POST),
@@ -68,6 +89,25 @@ _OF_MODEL = {
     "trace/setting": (Kind.ABSENT, _BOTH, "the trace extension"),
 }
 _SHARED_MEMORY_VERBS = {"status": _GET, "register": _POST, "unregister": _POST}
+_SHARED_MEMORIES = ("systemsharedmemory", "cudasharedmemory")
+
+
+def paths() -> Iterator[str]:
+    """Yield every path that there is, as templates with ``{model}``, ``{version}`` and ``{region}``.
+
+    Forms that name a repository (PB-21) are left out: nobody offers them.
+    """
+    yield from _FIXED
+    for root in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        for rest in _OF_MODEL:
+            yield f"{root}/{rest}" if rest else root
+    for verb in ("load", "unload"):
+        yield f"/v2/repository/models/{{model}}/{verb}"
+    for memory in _SHARED_MEMORIES:
+        for verb in _SHARED_MEMORY_VERBS:
+            yield f"/v2/{memory}/region/{{region}}/{verb}"
+            if verb != "register":
+                yield f"/v2/{memory}/{verb}"
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
@@ -82,7 +122,7 @@ def resolve(path: str) -> Target | None:
     parts = path[len("/v2/") :].split("/")
     if "" in parts:
         return None
-    group = _GROUPS.get(parts[0])
+    group = _FIRST_PARTS.get(parts[0])
     return group(parts[1:]) if group is not None else None
 
 
@@ -125,9 +165,8 @@ def _shared_memory_target(parts: list[str]) -> Target | None:
     )
 
 
-_GROUPS = {
+_FIRST_PARTS = {
     "models": _model_target,
     "repository": _repository_target,
-    "systemsharedmemory": _shared_memory_target,
-    "cudasharedmemory": _shared_memory_target,
+    **dict.fromkeys(_SHARED_MEMORIES, _shared_memory_target),
 }

@@ -30,6 +30,7 @@ from headrace.schemas.record import (
     Record,
 )
 from headrace.schemas.tensor import Tensor
+from headrace.streams.access import Access
 from headrace.streams.announce import Announcer
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.http import HttpServer
@@ -37,6 +38,7 @@ from headrace.streams.http_call import HttpSettings
 from headrace.streams.log import EARLIEST, Publisher, Span
 from headrace.streams.memory import MemoryLog
 from headrace.streams.status import ModelState, QueueStatus, VersionStatus, WorkerStatus
+from headrace.streams.tls import ServerTls
 from headrace.streams.topology import Topology
 from headrace.streams.watch import wall_ms
 
@@ -197,13 +199,19 @@ async def running(worker: Worker) -> AsyncIterator[Worker]:
 
 @asynccontextmanager
 async def serving(
-    log: MemoryLog, settings: GatewaySettings | None = None, **http: object
+    log: MemoryLog,
+    settings: GatewaySettings | None = None,
+    *,
+    access: Access | None = None,
+    tls: ServerTls | None = None,
+    **http: object,
 ) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
     """Run a gateway with its HTTP server and a client session on it."""
     async with Gateway(log, TOPOLOGY, settings or GatewaySettings()) as gateway:
         async with asyncio.timeout(10):
             await gateway.wait_ready()
-        async with HttpServer(gateway, HttpSettings(port=0, **http)) as server:
-            url = f"http://127.0.0.1:{server.port}"
+        bounds = HttpSettings(port=0, **http)
+        async with HttpServer(gateway, bounds, access=access, tls=tls) as server:
+            url = f"{'https' if tls else 'http'}://127.0.0.1:{server.port}"
             async with aiohttp.ClientSession(url) as session:
                 yield gateway, session

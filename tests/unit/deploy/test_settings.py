@@ -40,8 +40,10 @@ def test_the_file_may_be_named_by_the_environment(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "field", [name for name, field in Settings.model_fields.items() if field.default == ()]
 )
-def test_a_repeatable_option_is_split_at_commas_in_the_environment(monkeypatch, field):
-    monkeypatch.setenv(variable_name(field), "/a, /b,")
+def test_a_repeatable_option_is_split_in_the_environment(monkeypatch, field):
+    """At commas, or at semicolons where a value itself has commas."""
+    separator = ";" if "restricted" in field else ","
+    monkeypatch.setenv(variable_name(field), f"/a{separator} /b{separator}")
     assert getattr(load_settings({}), field) == ("/a", "/b")
 
 

@@ -1,0 +1,185 @@
+"""The description of the HTTP API that the gateway serves, for generated clients and for fuzzing.
+
+Made of the table of routes (`headrace.streams.http_routes`), so that it has every path and none besides. What it says
+about bodies is what a caller must know to be understood; `SEMANTICS` §2 has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from typing import Any, NamedTuple
+
+from aiohttp import web
+from headrace.schemas.tensor import Datatype
+from headrace.streams.http_call import Handler, HttpCall
+from headrace.streams.http_errors import json_response
+from headrace.streams.http_routes import GROUPS, Kind, Target, paths, resolve
+
+Json = dict[str, Any]
+
+DATATYPES = [datatype.value for datatype in Datatype]
+
+
+def document() -> Json:
+    """Return the description, an OpenAPI 3.0 object."""
+    found: dict[str, Json] = {}
+    for path in paths():
+        target = resolve(_example(path))
+        assert target is not None, path
+        found[path] = {
+            "parameters": [_path_parameter(name) for name in _PLACES if f"{{{name}}}" in path],
+            **{method.lower(): _operation(path, method, target) for method in target.methods},
+        }
+    return {
+        "openapi": "3.0.3",
+        "info": {
+            "title": "Headrace: the V2 inference protocol",
+            "version": metadata.version("headrace"),
+        },
+        "paths": found,
+        "components": {"schemas": _SCHEMAS},
+    }
+
+
+async def openapi(_call: HttpCall) -> web.Response:
+    """Answer the description."""
+    return json_response(_document())
+
+
+HANDLERS: Mapping[Kind, Handler] = {Kind.OPENAPI: openapi}
+
+_document = cache(document)
+
+
+class _Body(NamedTuple):
+    """What a kind of route takes and gives: names of schemas, ``""`` for none."""
+
+    request: str = ""
+    response: str = ""
+
+
+_BODIES: Mapping[Kind, _Body] = {
+    Kind.SERVER: _Body("", "ServerMetadata"),
+    Kind.MODEL: _Body("", "ModelMetadata"),
+    Kind.CONFIG: _Body("", "Anything"),
+    Kind.INFER: _Body("InferRequest", "InferResponse"),
+    Kind.INDEX: _Body("IndexRequest", "Index"),
+    Kind.CONTROL: _Body("ControlRequest", ""),
+    Kind.OPENAPI: _Body("", "Anything"),
+}
+
+_PLACES: Mapping[str, tuple[str, Json]] = {
+    "model": ("A model's name.", {"type": "string", "minLength": 1}),
+    "version": ("A version number.", {"type": "string", "pattern": "^[0-9]{1,18}$"}),
+    "region": ("A shared memory region's name.", {"type": "string", "minLength": 1}),
+}
+"""Parts of paths: what they are, and an example's schema."""
+
+
+def _example(path: str) -> str:
+    return path.replace("{model}", "m").replace("{version}", "1").replace("{region}", "r")
+
+
+def _path_parameter(name: str) -> Json:
+    said, schema = _PLACES[name]
+    return {"name": name, "in": "path", "required": True, "description": said, "schema": schema}
+
+
+def _operation(path: str, method: str, target: Target) -> Json:
+    body = _BODIES.get(target.kind, _Body("Anything", "Anything"))
+    words = [part.strip("{}") for part in path.split("/")[2:]]
+    found: Json = {
+        "operationId": "_".join([method.lower(), *words]).replace(".", "_"),
+        "tags": [GROUPS[target.kind].value],
+        "responses": {
+            "200": _content("It worked.", body.response),
+            "default": _content("It did not; health routes say no more.", "Error"),
+        },
+    }
+    if method == "POST" and body.request:
+        found["requestBody"] = {
+            "required": target.kind is Kind.INFER,
+            **_content("", body.request),
+        }
+    return found
+
+
+def _content(said: str, schema: str) -> Json:
+    found: Json = {"description": said} if said else {}
+    if schema:
+        reference = {"$ref": f"#/components/schemas/{schema}"}
+        found["content"] = {"application/json": {"schema": reference}}
+    return found
+
+
+def _object(required: tuple[str, ...] = (), **properties: Json) -> Json:
+    return {
+        "type": "object",
+        "properties": properties,
+        **({"required": list(required)} if required else {}),
+    }
+
+
+def _list_of(item: Json) -> Json:
+    return {"type": "array", "items": item}
+
+
+_TEXT: Json = {"type": "string"}
+_FLAG: Json = {"type": "boolean"}
+_COUNT: Json = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+_PARAMETERS: Json = {"$ref": "#/components/schemas/Parameters"}
+_METADATA: Json = _list_of(
+    _object(
+        ("name", "datatype", "shape"),
+        name=_TEXT,
+        datatype={"type": "string", "enum": DATATYPES},
+        shape=_list_of({"type": "integer"}),
+    )
+)
+_TENSOR = _object(
+    ("name", "shape", "datatype"),
+    name=_TEXT,
+    shape=_list_of(_COUNT),
+    datatype={"type": "string", "enum": DATATYPES},
+    parameters=_PARAMETERS,
+    data={"type": "array", "items": {}},
+)
+_SCHEMAS: Json = {
+    "Anything": {"type": "object"},
+    "Error": _object(("error",), error=_TEXT),
+    "Parameters": {
+        "type": "object",
+        "additionalProperties": {"oneOf": [{"type": "string"}, {"type": "number"}, _FLAG]},
+    },
+    "InferRequest": _object(
+        ("inputs",),
+        id=_TEXT,
+        parameters=_PARAMETERS,
+        inputs=_list_of(_TENSOR),
+        outputs=_list_of(_object(("name",), name=_TEXT, parameters=_PARAMETERS)),
+    ),
+    "InferResponse": _object(
+        ("model_name", "model_version", "outputs"),
+        id=_TEXT,
+        model_name=_TEXT,
+        model_version=_TEXT,
+        parameters=_PARAMETERS,
+        outputs=_list_of(_TENSOR),
+    ),
+    "ServerMetadata": _object(
+        ("name", "version", "extensions"), name=_TEXT, version=_TEXT, extensions=_list_of(_TEXT)
+    ),
+    "ModelMetadata": _object(
+        ("name", "versions", "platform", "inputs", "outputs"),
+        name=_TEXT,
+        versions=_list_of(_TEXT),
+        platform=_TEXT,
+        inputs=_METADATA,
+        outputs=_METADATA,
+    ),
+    "IndexRequest": _object(ready=_FLAG),
+    "Index": _list_of(_object(("name",), name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
+    "ControlRequest": _object(parameters={"type": "object"}),
+}
