@@ -255,9 +255,9 @@ class Delivery(Protocol):
             owner: The partition.
             outs: In order.
             after_ack: Only once the others are acknowledged; in exactly_once behind them in the same transaction.
-            after_commit: Replies to gateways: in exactly_once outside of the transaction and behind it; those that
-                cannot be published then are dropped, and their callers' calls time out (DELIVERY P-13). At least
-                once they go with the others.
+            after_commit: Replies to gateways: in exactly_once outside of the transaction and behind it, in the order of
+                the settles, which do not wait for them; those that cannot be published then are dropped, and their
+                callers' calls time out (DELIVERY P-13). At least once they go with the others.
         """
 
     def redirect(self, topics: Set[str], change: Callable[[Out], None]) -> None:
@@ -287,7 +287,7 @@ class Delivery(Protocol):
     async def flush(self) -> None:
         """Commit now everything that was settled; the source calls it when partitions are revoked and on leaving.
 
-        In exactly_once: wait for the settles that have begun.
+        In exactly_once: wait for the settles that have begun, and the replies behind them.
 
         Raises:
             LogError: A snapshot or the commit failed; what was settled is kept for the next flush.

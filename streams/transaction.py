@@ -61,6 +61,7 @@ class Owner:
         epoch: Under which it was taken over.
         producer: Of its transactional id.
         turn: Held by the cut that runs; the others follow in the order of the calls.
+        replying: Sends the replies of the latest cut that had some.
         ended: Commits nothing more; what comes of it then is aborted or fenced.
         is_usable: Nothing has failed, so that the producer may serve the next takeover.
         committed: The latest position that this takeover committed.
@@ -70,6 +71,7 @@ class Owner:
     epoch: int
     producer: TransactionalProducer
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    replying: asyncio.Task[None] | None = None
     ended: bool = False
     is_usable: bool = True
     committed: Position | None = None

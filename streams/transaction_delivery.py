@@ -79,7 +79,7 @@ class TransactionalDelivery:
         self._outs: dict[TP, list[Out]] = {}
         self._late: dict[TP, list[Out]] = {}
         self._replies: dict[TP, list[Out]] = {}
-        self._running: dict[asyncio.Task[_Ended], TP] = {}
+        self._running: dict[asyncio.Task[Any], TP] = {}  # transactions, and replies behind them
         self._closing: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -182,8 +182,7 @@ class TransactionalDelivery:
     async def _settle_all(self, cuts: Mapping[TP, Cut | None]) -> Mapping[TP, Outcome]:
         tasks = {tp: asyncio.create_task(self._settle(cut)) for tp, cut in cuts.items()}
         for tp, task in tasks.items():
-            self._running[task] = tp
-            task.add_done_callback(self._running.pop)
+            self._track(task, tp)
         # Given up half-way, a transaction would stay open before everybody's readers.
         results = await asyncio.shield(asyncio.gather(*tasks.values(), return_exceptions=True))
         outcomes: dict[TP, Outcome] = {}
@@ -198,6 +197,10 @@ class TransactionalDelivery:
         if failures:
             raise failures[0]
         return outcomes
+
+    def _track(self, task: asyncio.Task[Any], tp: TP) -> None:
+        self._running[task] = tp
+        task.add_done_callback(self._running.pop)
 
     def _take(self, owner: Owner, position: Position) -> Cut | None:
         """Take a cut, without a wait: what comes later belongs to the next one. None where its state is forgotten."""
@@ -222,7 +225,7 @@ class TransactionalDelivery:
                 return self._outcome_without(owner.tp, owner.epoch), None
             ended = await self._transact(cut)
             if ended[0] is Outcome.SETTLED and cut.replies:
-                await self._reply(cut)
+                await self._follow(cut)
             return ended
 
     async def _transact(self, cut: Cut) -> _Ended:
@@ -295,6 +298,14 @@ class TransactionalDelivery:
         except LogError:
             return self._member.owns(owner.tp, owner.epoch)
 
+    async def _follow(self, cut: Cut) -> None:
+        """Begin to send a cut's replies, once those of the cut before are sent; the next cut need not wait (P-13)."""
+        owner = cut.owner
+        if owner.replying is not None:
+            await owner.replying
+        owner.replying = task = asyncio.create_task(self._reply(cut))
+        self._track(task, owner.tp)
+
     async def _reply(self, cut: Cut) -> None:
         try:
             await self._publish(cut.replies)
@@ -307,16 +318,15 @@ class TransactionalDelivery:
             )
 
     async def flush(self) -> None:
-        """Wait for the transactions that run; each has its own bound."""
-        if self._running:
+        """Wait for the transactions that run and the replies behind them; each has its own bound."""
+        while self._running:
             await asyncio.wait(self._running)
 
     async def release(self, owner: TP, *, abort: bool) -> None:
         """Forget a partition: drop what is buffered, wait for what runs; its producer stays until `assigned`."""
         del abort  # what is buffered belongs to no position, whatever becomes of it
         self._forget(owner)
-        running = [task for task, tp in self._running.items() if tp == owner]
-        if running:
+        while running := [task for task, tp in self._running.items() if tp == owner]:
             await asyncio.wait(running)
         found = self._owners.get(owner)
         if found is not None:

@@ -306,9 +306,11 @@ class TestAbort:
             delivery.put(owner, outs(target, 0, 2), after_commit=True)
             delivery.put(owner, outs(target, 0, 2, start=2))
             await delivery.settle(at(worker, owner, 4))
+            await delivery.flush()
             assert await values(log, target) == [b"2", b"3", b"0", b"1"]
             delivery.put(owner, outs(target, 0, 1, start=4), after_commit=True)
             await delivery.settle(at(worker, owner, 5))
+            await delivery.flush()
             assert await values(log, target) == [b"2", b"3", b"0", b"1", b"4"]
 
     async def test_P13_a_reply_that_cannot_be_sent_undoes_nothing(
@@ -323,6 +325,7 @@ class TestAbort:
             assert await committed(source, owner) == (1, "")
             delivery.put(owner, outs(target, 1, 1), after_commit=True)
             await delivery.settle(at(worker, owner, 2))
+            await delivery.flush()
             assert await values(log, target, 1) == [b"0"]
 
     async def test_P3_a_cut_whose_states_are_forgotten_is_never_committed(

@@ -251,6 +251,7 @@ async def test_P13_replies_go_on_after_one_that_the_broker_refused(log, topics, 
             delivery.put(owner, [Out(small, 0, None, LARGE[:size])], after_commit=True)
             upto = {owner: Position(offset, "", epoch)}
             assert await delivery.settle(upto) == {owner: Outcome.SETTLED}
+        await delivery.flush()
         assert [len(value) for value in await values(log, small)] == [10, 11]
 
 

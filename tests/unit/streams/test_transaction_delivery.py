@@ -309,6 +309,32 @@ def test_a_settle_that_is_cancelled_commits_all_the_same():
     run_virtual(play())
 
 
+def test_P13_a_transaction_does_not_wait_for_the_replies_before_it():
+    """It commits while they are on their way; they go out in the order of the cuts, and who leaves waits for them."""
+
+    async def play():
+        log = await prepared(SteppedLog())
+        worker, source, delivery = await taken_over(log)
+        first, second = (Position(n, "", worker.epochs[A0]) for n in (1, 2))
+        source.pause({A0})
+        log.hold_produce()
+        delivery.put(A0, outs("out", 0, 1), after_commit=True)
+        assert await delivery.settle({A0: first}) == {A0: Outcome.SETTLED}
+        delivery.put(A0, outs("out", 0, 1, start=1), after_commit=True)
+        settling = asyncio.create_task(delivery.settle({A0: second}))
+        await source.poll(1, 1)
+        assert position_of(log) == 2
+        assert not settling.done(), "replies of no more than two cuts wait"
+        assert log.records("out", 0) == []
+        log.free_produce()
+        await delivery.flush()
+        assert await settling == {A0: Outcome.SETTLED}
+        assert [r.value for r in log.records("out", 0)] == [b"0", b"1"]
+        await source.__aexit__(None, None, None)
+
+    run_virtual(play())
+
+
 def test_P10_transactions_of_many_partitions_run_side_by_side():
     """As many as are settled together: whoever cuts bounds their number."""
 
