@@ -68,3 +68,21 @@ class InferResponse:
     model_name: str = ""
     model_version: str = ""
     parameters: Parameters = field(default_factory=dict)
+
+
+def with_inputs(request: InferRequest, inputs: tuple[Tensor, ...]) -> InferRequest:
+    """Return a request with other inputs; `dataclasses.replace` takes several times as long."""
+    return InferRequest(
+        inputs,
+        request.outputs,
+        request.id,
+        request.model_name,
+        request.model_version,
+        request.parameters,
+        request.sequence_id,
+        request.sequence_start,
+        request.sequence_end,
+        request.priority,
+        request.timeout_us,
+        request.binary_data_output,
+    )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from headrace.schemas.classification import PARAMETER as CLASSES
 from headrace.schemas.errors import InferError, InvalidRequest, MalformedRequest
-from headrace.schemas.infer import InferRequest, InferResponse, RequestedOutput
+from headrace.schemas.infer import InferRequest, InferResponse, RequestedOutput, with_inputs
 from headrace.schemas.parameters import (
     custom_parameters,
     infer_request,
@@ -23,17 +24,21 @@ from headrace.schemas.signature import Signature
 from headrace.schemas.tensor import (
     Buffer,
     Datatype,
+    Shape,
     Tensor,
     datatype_of,
-    element_count,
-    join_bytes,
 )
 from headrace.schemas.v2json_data import MAX_DEPTH, json_data, raw_data
+from headrace.schemas.v2json_raw import raw_request
 
 Binary = Callable[[str], bool]
 """Whether the tensor of that name is written in binary."""
 
 MAX_INT64 = 2**63 - 1
+MAX_REMEMBERED = 256
+"""JSON parts before binary tensors that are remembered as read, and as written: a client's are nearly all alike."""
+MAX_REMEMBERED_BYTES = 2_048
+"""Longer ones are read anew each time."""
 _SIZE = "binary_data_size"
 
 
@@ -74,22 +79,17 @@ def parse_request(
         Unsupported: A tensor is kept in shared memory.
     """
     if header_length == 0:
-        return _raw_request(body, signature)
-    document, tail = _split(body, header_length)
+        return raw_request(body, signature)
+    head, tail = _split(body, header_length)
+    # A body that is all JSON has its data in it: no other is the same.
+    is_alike = header_length is not None and header_length <= MAX_REMEMBERED_BYTES
+    found = _remembered(head) if is_alike else _read(head, signature)
+    if signature is not None and len(found.parts) > len(signature.inputs):
+        raise signature.wrong_count([part.name for part in found.parts])
     cursor = _Tail(tail)
-    items = _list(document, "inputs", required=True)
-    if signature is not None and len(items) > len(signature.inputs):
-        # Refused before a tensor is made of each: a body holds a million empty ones.
-        raise signature.wrong_count([_string(item, "name", required=True) for item in items])
-    inputs = [_input(item, cursor) for item in items]
+    inputs = tuple([_filled(part, cursor) for part in found.parts])
     cursor.finish()
-    outputs = [_requested(item) for item in _list(document, "outputs")]
-    return infer_request(
-        inputs,
-        outputs,
-        id=_string(document, "id"),
-        parameters=_parameters(document),
-    )
+    return with_inputs(found.rest, inputs)
 
 
 def parse_response(body: bytes, header_length: int | None) -> InferResponse:
@@ -99,11 +99,12 @@ def parse_response(body: bytes, header_length: int | None) -> InferResponse:
         InferError: The body is an error; it carries the text, its code is the status' business.
         MalformedRequest: The body is no V2 response.
     """
-    document, tail = _split(body, header_length)
+    head, tail = _split(body, header_length)
+    document = _object(head)
     if isinstance(document.get("error"), str):
         raise InferError(document["error"])
     cursor = _Tail(tail)
-    outputs = [_input(item, cursor) for item in _list(document, "outputs")]
+    outputs = [_filled(_part(item), cursor) for item in _list(document, "outputs")]
     cursor.finish()
     return InferResponse(
         tuple(outputs),
@@ -147,6 +148,13 @@ def write_response(response: InferResponse, binary: Binary = all_json) -> tuple[
     Raises:
         InvalidRequest: FP16, BF16 or bytes that are no UTF-8 shall go as JSON (PB-45).
     """
+    data = [tensor.data for tensor in response.outputs]
+    if any(data) and not response.parameters and all(binary(t.name) for t in response.outputs):
+        tensors = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in response.outputs])
+        head = _binary_head(response.model_name, response.model_version, tensors)
+        if response.id:
+            head = b'{"id":' + _dump(response.id) + b"," + head[1:]
+        return b"".join([head, *data]), len(head)
     document: dict[str, object] = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name
     document["model_version"] = response.model_version
@@ -164,6 +172,40 @@ def write_error(id: str, error: InferError) -> bytes:  # noqa: A002  # the proto
     """Write the body of an error (PB-30), with the id when there is one."""
     document = {"id": id, "error": error.detail} if id else {"error": error.detail}
     return _dump(document)
+
+
+@lru_cache(maxsize=MAX_REMEMBERED)
+def _binary_head(
+    model_name: str, model_version: str, tensors: tuple[tuple[str, Datatype, Shape, int], ...]
+) -> bytes:
+    """Write the JSON part of a response whose outputs, of these sizes, are all binary; it has no id and parameters."""
+    outputs = [
+        {
+            "name": name,
+            "datatype": datatype.value,
+            "shape": list(shape),
+            "parameters": {_SIZE: size},
+        }
+        for name, datatype, shape, size in tensors
+    ]
+    return _dump({"model_name": model_name, "model_version": model_version, "outputs": outputs})
+
+
+class _Part(NamedTuple):
+    """One tensor of a JSON part; its data, or None and how many bytes of the binary part are."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    data: bytes | None
+    size: int
+
+
+class _Head(NamedTuple):
+    """A request's JSON part, read: its tensors, and all but them."""
+
+    parts: Sequence[_Part]
+    rest: InferRequest
 
 
 class _Tail:
@@ -191,16 +233,37 @@ class _Tail:
             )
 
 
-def _split(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
-    """Return the JSON object and the binary part."""
+def _split(body: bytes, header_length: int | None) -> tuple[bytes, memoryview]:
+    """Return the JSON part and the binary part."""
     length = len(body) if header_length is None else header_length
     if not 0 <= length <= len(body):
         raise InvalidRequest(
             f"inference-header-content-length is {length}, expected 0 to {len(body)}, the bytes of "
             "the body"
         )
+    return body[:length], memoryview(body)[length:]
+
+
+def _read(head: bytes, signature: Signature | None = None) -> _Head:
+    """Read a request's JSON part, of no more inputs than the model has."""
+    document = _object(head)
+    items = _list(document, "inputs", required=True)
+    if signature is not None and len(items) > len(signature.inputs):
+        # Refused before a tensor is made of each: a body holds a million empty ones.
+        raise signature.wrong_count([_string(item, "name", required=True) for item in items])
+    parts = [_part(item) for item in items]
+    outputs = [_requested(item) for item in _list(document, "outputs")]
+    rest = infer_request((), outputs, id=_string(document, "id"), parameters=_parameters(document))
+    return _Head(parts, rest)
+
+
+_remembered = lru_cache(maxsize=MAX_REMEMBERED)(_read)
+
+
+def _object(head: bytes) -> dict[str, Any]:
+    """Parse a JSON part."""
     try:
-        text = body[:length].decode()
+        text = head.decode()
         document = json.loads(text)
         if "\\ud" in text or "\\uD" in text:
             # An escape may make half of a surrogate pair, which is no text: it could not be written anywhere.
@@ -219,7 +282,7 @@ def _split(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memo
             f"failed to parse the request JSON buffer: expected an object, got "
             f"{type(document).__name__}"
         )
-    return document, memoryview(body)[length:]
+    return document
 
 
 def _list(document: Mapping[str, Any], name: str, *, required: bool = False) -> list[Any]:
@@ -255,7 +318,7 @@ def _requested(item: Mapping[str, Any]) -> RequestedOutput:
     return RequestedOutput(name, custom_parameters(parameters))
 
 
-def _input(item: Mapping[str, Any], tail: _Tail) -> Tensor:
+def _part(item: Mapping[str, Any]) -> _Part:
     """Read one tensor, its data from the JSON or from the binary part: exactly one of them (PB-36)."""
     name = _string(item, "name", required=True)
     datatype = datatype_of(_string(item, "datatype", required=True))
@@ -273,8 +336,8 @@ def _input(item: Mapping[str, Any], tail: _Tail) -> Tensor:
             raise MalformedRequest(
                 f"Unable to parse 'data': tensor '{name}' has neither 'data' nor '{_SIZE}'"
             )
-        data: Buffer = raw_data(name, datatype, shape, item["data"])
-        return Tensor(name, datatype, tuple(shape), data)
+        data = raw_data(name, datatype, shape, item["data"])
+        return _Part(name, datatype, tuple(shape), data, 0)
     size = parameters[_SIZE]
     if type(size) is not int or size < 0:
         raise MalformedRequest(f"Unable to parse '{_SIZE}': expected an unsigned integer")
@@ -282,42 +345,12 @@ def _input(item: Mapping[str, Any], tail: _Tail) -> Tensor:
         raise InvalidRequest(
             f"tensor '{name}' has both 'data' and '{_SIZE}', expected exactly one of them"
         )
-    return Tensor(name, datatype, tuple(shape), tail.take(name, size))
+    return _Part(name, datatype, tuple(shape), None, size)
 
 
-def _raw_request(body: bytes, signature: Signature | None) -> InferRequest:
-    """Make a request of the sole input's bytes (BN-07)."""
-    if signature is None:
-        raise InvalidRequest(
-            "inference-header-content-length is 0, expected a model whose only input the body is"
-        )
-    if len(signature.inputs) != 1:
-        raise InvalidRequest(
-            f"raw request must have exactly 1 input, but model '{signature.model_name}' has "
-            f"{len(signature.inputs)} inputs"
-        )
-    spec = signature.inputs[0]
-    dims = list(spec.dims)
-    data: Buffer = body
-    count = 1
-    if spec.datatype is Datatype.BYTES:
-        data = join_bytes([body])
-    elif len(body) % spec.datatype.size:
-        raise InvalidRequest(
-            f"raw request has {len(body)} bytes for input '{spec.name}', expected a multiple of "
-            f"{spec.datatype.size} for {spec.datatype}"
-        )
-    else:
-        count = len(body) // spec.datatype.size
-    if dims.count(-1) > 1:
-        raise InvalidRequest(
-            f"raw request needs at most one variable dimension, but input '{spec.name}' of model "
-            f"'{signature.model_name}' has {spec.wire_dims()}"
-        )
-    known = element_count([dim for dim in dims if dim >= 0])
-    dims = [(count // known if known else 0) if dim < 0 else dim for dim in dims]
-    shape = (1, *dims) if spec.batched else tuple(dims)
-    return InferRequest((Tensor(spec.name, spec.datatype, shape, data),), binary_data_output=True)
+def _filled(part: _Part, tail: _Tail) -> Tensor:
+    name, datatype, shape, data, size = part
+    return Tensor(name, datatype, shape, tail.take(name, size) if data is None else data)
 
 
 def _written(
@@ -343,7 +376,8 @@ def _joined(document: dict[str, object], tail: Sequence[Buffer]) -> tuple[bytes,
     return b"".join([head, *tail]), len(head)
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 def _dump(document: object) -> bytes:
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode(
-        "utf-8", "replace"
-    )
+    return _encode(document).encode("utf-8", "replace")
