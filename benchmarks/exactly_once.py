@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import gateway
+from benchmarks import calls
 from benchmarks.brokers import KAFKA, Broker, broker
 from benchmarks.contest import Run, Worker, backlog, serving
 from benchmarks.figures import Bar, Figure
@@ -28,6 +28,7 @@ PARTITIONS = (4, 64)
 BAR = Bar("ratio", 0.7)
 REPLY_BAR = Bar("value", 15.0, at_most=True)
 EXACTLY_ONCE = ("--delivery", "exactly_once")
+IN_FLIGHT = 64
 NEIGHBOUR_PER_S = 200.0
 """Enough that each of its partitions has something to commit at each interval."""
 
@@ -76,12 +77,12 @@ def _calls(running: Broker, folder: Path, *, quick: bool) -> Iterator[Figure]:
     beside: list[tuple[float, float]] = []
     with contextlib.ExitStack() as stack:
         ports = {
-            mode: stack.enter_context(gateway.serving(running, worker, folder))
+            mode: stack.enter_context(calls.serving(running, worker, folder)).gateway.http_port
             for mode, worker in contenders(folder).items()
         }
 
         def drive(in_flight: int) -> tuple[dict[str, float], dict[str, float]]:
-            done = {m: gateway.drive(port, seconds, in_flight) for m, port in ports.items()}
+            done = {m: calls.drive(port, seconds, in_flight) for m, port in ports.items()}
             return done["exactly_once"], done["at_least_once"]
 
         def p50s_ms() -> tuple[float, float]:
@@ -89,10 +90,10 @@ def _calls(running: Broker, folder: Path, *, quick: bool) -> Iterator[Figure]:
             return once["p50_ms"], least["p50_ms"]
 
         # A broker answers single calls four times as slowly before it has compiled their way: they do not count.
-        drive(gateway.IN_FLIGHT)
+        drive(IN_FLIGHT)
         drive(1)
         for _ in range(rounds):
-            at_once.append(drive(gateway.IN_FLIGHT))
+            at_once.append(drive(IN_FLIGHT))
             alone.append(p50s_ms())
             with _neighbour(running, folder):
                 beside.append(p50s_ms())

@@ -1,129 +1,155 @@
-"""The gateway over HTTP at 64 requests in flight, batch 1, binary tensors, with a worker behind it.
+"""Batch-1 calls over HTTP with binary tensors, 1 to 256 in flight, with a worker behind the gateway.
 
-With the peers, Triton serves the same network on the same cores, and its own load generator drives both; else an
-empty aiohttp handler shows what the HTTP alone costs, driven by our client. Our client checks every answer either way.
+With the peers, Triton serves the same network on the same cores; else an empty aiohttp handler shows what the HTTP
+alone costs. The same light client drives both in turn, and checks every answer of a model; Triton's own load generator
+has the last word, without a bar.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import peers
-from benchmarks.brokers import EMBEDDED, KAFKA, Broker, broker, free_port
-from benchmarks.contest import Worker, fresh_tag
+from benchmarks.brokers import EMBEDDED, KAFKA, broker
+from benchmarks.calls import Service, drive, empty_handler, serving
+from benchmarks.contest import Worker
 from benchmarks.figures import Bar, Figure
 from benchmarks.models import write_repository
-from benchmarks.processes import ROOT, BenchmarkFailed, started, wait_for
-from benchmarks.workload import MODEL
 
 NAME = "gateway"
 ON_BROKERS = (KAFKA, EMBEDDED)
-IN_FLIGHT = 64
-# The embedded broker answers a long poll late, and a call needs two: its figure informs.
-BARS = {KAFKA: Bar("ratio", 0.25)}
+IN_FLIGHT = (1, 16, 64, 256)
+BUSY = 64
+# The embedded broker answers a long poll late, and a call needs two: its figures inform.
+RATE_BARS = {KAFKA: Bar("ratio", 0.5)}
+P50_BARS = {KAFKA: Bar("value", 6.0, at_most=True)}
+
+
+class Other(NamedTuple):
+    """What the gateway is compared with.
+
+    Attributes:
+        name: In figures.
+        port: Where it listens.
+        options: Of the client.
+        found: The peers; None without them.
+    """
+
+    name: str
+    port: int
+    options: tuple[str, ...]
+    found: peers.Peers | None
+
+
+class Turn(NamedTuple):
+    """One client's run against either of the two.
+
+    Attributes:
+        ours: What the client says of the gateway.
+        other: The same of the other.
+        cpu_us: CPU time per request by process, µs.
+    """
+
+    ours: dict[str, float]
+    other: dict[str, float]
+    cpu_us: dict[str, float]
 
 
 def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:
-    """Yield the gateway's rate, beside Triton's or an empty handler's, and its p50."""
+    """Yield rates and p50 by calls in flight, and where the CPU time goes."""
     write_repository(folder / "models")
-    seconds = 2.0 if quick else 4.0
-    rounds = 1 if quick else 3
-    found = peers.find()
-    worker = Worker(folder / "models")
-    with broker(kind, folder) as running, serving(running, worker, folder) as port:
-        ours = drive(port, seconds)
-        if isinstance(found, str):
-            against = "empty aiohttp handler"
-            with _empty_handler(folder) as empty:
-                pairs = [
-                    (
-                        drive(port, seconds)["rate"],
-                        drive(empty, seconds, IN_FLIGHT, "--any-answer")["rate"],
-                    )
-                    for _ in range(rounds)
-                ]
-        else:
-            against = "triton"
-            with peers.triton(found, folder) as triton:
-                pairs = [
-                    (
-                        _perf_rate(found, port, folder),
-                        _perf_rate(found, triton.http_port, folder),
-                    )
-                    for _ in range(rounds)
-                ]
-    yield Figure(
-        NAME,
-        kind,
-        statistics.median(rate for rate, _ in pairs),
-        "requests/s",
-        against,
-        statistics.median(other for _, other in pairs),
-        None if isinstance(found, str) else BARS.get(kind),
-        statistics.median(rate / other for rate, other in pairs),
-    )
-    yield Figure(f"{NAME}.p50", kind, ours["p50_ms"], "ms")
-
-
-@contextlib.contextmanager
-def serving(running: Broker, worker: Worker, folder: Path) -> Iterator[int]:
-    """Run worker and gateway for the time of a block; yields the gateway's port once it serves the model."""
-    tag, port = fresh_tag(), free_port()
-    running.create_topics(worker.topics(tag), 4)
-    argv = [
-        *(sys.executable, "-m", "headrace.deploy.cli", "--debug", "gateway"),
-        *("--bootstrap-servers", running.bootstrap, "--topic-prefix", tag),
-        *("--kafka-config", str(running.properties)),
-        *("--http-port", str(port), "--metrics-port", str(free_port()), "--log-level", "warning"),
-    ]
+    seconds, rounds = (2.0, 1) if quick else (4.0, 3)
+    turns: dict[int, list[Turn]] = defaultdict(list)
     with (
-        started(worker.argv(tag, running), folder / f"{tag}-worker.log") as worker_process,
-        started(argv, folder / f"{tag}-gateway.log") as process,
+        broker(kind, folder) as running,
+        serving(running, Worker(folder / "models"), folder) as service,
+        _other(folder) as other,
     ):
-        ready = f"http://127.0.0.1:{port}/v2/models/{MODEL}/ready"
-        wait_for(
-            lambda: peers.answers(ready),
-            60.0,
-            "ready gateway",
-            process,
-            worker_process,
-            every_s=0.1,
-        )
-        yield port
+        # A broker answers single calls four times as slowly before it has compiled their way: they do not count.
+        for in_flight in (BUSY, 1):
+            _turn(service, other, seconds, in_flight, is_first=True)
+        for n in range(rounds):
+            for in_flight in IN_FLIGHT:
+                turn = _turn(service, other, seconds, in_flight, is_first=n % 2 == 0)
+                turns[in_flight].append(turn)
+        for in_flight in IN_FLIGHT:
+            yield from _figures(kind, in_flight, turns[in_flight], other)
+        if other.found is not None:
+            yield from _generated(kind, service, other, folder)
 
 
 @contextlib.contextmanager
-def _empty_handler(folder: Path) -> Iterator[int]:
-    port = free_port()
-    argv = [sys.executable, "-m", "benchmarks.empty_gateway", "--port", str(port)]
-    with started(argv, folder / "empty.log") as process:
-        ready = f"http://127.0.0.1:{port}/ready"
-        wait_for(lambda: peers.answers(ready), 30.0, "ready handler", process, every_s=0.1)
-        yield port
+def _other(folder: Path) -> Iterator[Other]:
+    found = peers.find()
+    if isinstance(found, str):
+        with empty_handler(folder) as port:
+            yield Other("empty aiohttp handler", port, ("--any-answer",), None)
+    else:
+        with peers.triton(found, folder) as triton:
+            yield Other("triton", triton.http_port, (), found)
 
 
-def drive(
-    port: int, seconds: float, in_flight: int = IN_FLIGHT, *options: str
-) -> dict[str, float]:
-    """Call a server for some seconds; returns ``rate`` in requests/s, ``p50_ms`` and ``p99_ms``."""
-    argv = [
-        *(sys.executable, "-m", "benchmarks.http_client", "--port", str(port)),
-        *("--in-flight", str(in_flight), "--seconds", str(seconds), *options),
+def _turn(
+    service: Service, other: Other, seconds: float, in_flight: int, *, is_first: bool
+) -> Turn:
+    theirs: dict[str, float] = {}
+    if not is_first:
+        theirs = drive(other.port, seconds, in_flight, *other.options)
+    before = service.cpu_s()
+    ours = drive(service.gateway.http_port, seconds, in_flight)
+    cpu_us = {
+        name: 1e6 * (after_s - before[name]) / ours["answered"]
+        for name, after_s in service.cpu_s().items()
+    }
+    if is_first:
+        theirs = drive(other.port, seconds, in_flight, *other.options)
+    return Turn(ours, theirs, cpu_us)
+
+
+def _figures(kind: str, in_flight: int, turns: Sequence[Turn], other: Other) -> Iterator[Figure]:
+    name = f"{NAME}.{in_flight}"
+    rate_bar = RATE_BARS.get(kind) if in_flight == BUSY and other.found is not None else None
+    yield _figure(name, kind, ("rate", "requests/s"), turns, other, rate_bar)
+    p50_bar = P50_BARS.get(kind) if in_flight == 1 else None
+    yield _figure(f"{name}.p50", kind, ("p50_ms", "ms"), turns, other, p50_bar)
+    for process in turns[0].cpu_us:
+        cpu_us = statistics.median(turn.cpu_us[process] for turn in turns)
+        yield Figure(f"{name}.{process}-cpu", kind, cpu_us, "µs/request")
+
+
+def _figure(
+    name: str,
+    kind: str,
+    measured: tuple[str, str],
+    turns: Sequence[Turn],
+    other: Other,
+    bar: Bar | None,
+) -> Figure:
+    field, unit = measured
+    return Figure(
+        name,
+        kind,
+        statistics.median(turn.ours[field] for turn in turns),
+        unit,
+        other.name,
+        statistics.median(turn.other[field] for turn in turns),
+        bar,
+        statistics.median(turn.ours[field] / turn.other[field] for turn in turns),
+    )
+
+
+def _generated(kind: str, service: Service, other: Other, folder: Path) -> Iterator[Figure]:
+    """Let Triton's own load generator say what it sees of both."""
+    assert other.found is not None
+    rates = [
+        float(peers.perf_analyzer(other.found, port, BUSY, folder)["Inferences/Second"])
+        for port in (service.gateway.http_port, other.port)
     ]
-    run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    if run.returncode != 0:
-        raise BenchmarkFailed(f"the HTTP client failed: {run.stderr[-1500:]}")
-    found: dict[str, float] = json.loads(run.stdout)
-    if found["wrong"] or found["failure"] or not found["rate"]:
-        raise BenchmarkFailed(f"the HTTP client on port {port} saw {found}")
-    return found
-
-
-def _perf_rate(found: peers.Peers, port: int, folder: Path) -> float:
-    return float(peers.perf_analyzer(found, port, IN_FLIGHT, folder)["Inferences/Second"])
+    ours, theirs = rates
+    name = f"{NAME}.perf-analyzer"
+    yield Figure(name, kind, ours, "requests/s", other.name, theirs, None, ours / theirs)

@@ -1,4 +1,4 @@
-"""A closed loop of V2 requests over HTTP, in a process of its own: 64 connections, one request in flight on each.
+"""A closed loop of V2 requests over HTTP, in a process of its own: one request in flight on each connection.
 
 It writes prepared bytes and reads by content length on bare asyncio protocols, so that the server is what is
 measured; every answer is kept and checked at the end. Prints one JSON line.
@@ -19,6 +19,7 @@ import uvloop
 from benchmarks.workload import INPUT, MODEL, OUTPUT, POOL, SIZES, is_right, pool
 
 _ANSWER_BYTES = SIZES[-1] * 4
+_LOOK_S = 0.02
 
 
 def request_bytes(row: np.ndarray, host: str) -> bytes:
@@ -115,19 +116,23 @@ class Connection(asyncio.Protocol):
 
 
 async def drive(args: argparse.Namespace) -> dict[str, float | str]:
-    """Run the loop for the warm-up and then the measured seconds; returns the figures."""
-    requests = [request_bytes(row, f"{args.host}:{args.port}") for row in pool()]
+    """Run the loop for the warm-up and then the measured time; returns the figures."""
+    requests = [request_bytes(row, args.host) for row in pool()]
     tally = Tally()
     loop = asyncio.get_running_loop()
     connections = []
     for n in range(args.in_flight):
         _, connection = await loop.create_connection(
-            partial(Connection, requests, n, args.in_flight, tally), args.host, args.port
+            partial(Connection, requests, n, args.in_flight, tally),
+            args.host,
+            args.port[n % len(args.port)],
         )
         connections.append(connection)
     await asyncio.sleep(args.warm_up_s)
     began, before = time.perf_counter(), len(tally.numbers)
     await asyncio.sleep(args.seconds)
+    while len(tally.numbers) < args.count and not tally.failure:  # noqa: ASYNC110  # an event would cost each answer
+        await asyncio.sleep(_LOOK_S)
     took_s, after = time.perf_counter() - began, len(tally.numbers)
     for connection in connections:
         connection.close()
@@ -140,6 +145,7 @@ async def drive(args: argparse.Namespace) -> dict[str, float | str]:
         "rate": (after - before) / took_s,
         "p50_ms": float(np.percentile(waits_ms, 50)) if after > before else 0.0,
         "p99_ms": float(np.percentile(waits_ms, 99)) if after > before else 0.0,
+        "answered": len(tally.numbers),
         "wrong": wrong,
         "failure": tally.failure,
     }
@@ -149,10 +155,13 @@ def main() -> None:
     """Read the options, run, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument(
+        "--port", type=int, nargs="+", required=True, help="connections take turns"
+    )
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--warm-up-s", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--count", type=int, default=0, help="go on until so many are answered")
     parser.add_argument(
         "--any-answer", action="store_true", help="the server is empty: check no values"
     )
