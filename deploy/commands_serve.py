@@ -37,6 +37,7 @@ GATEWAY = (
     "http_max_input_size",
     "http_timeout_ms",
     "max_pending",
+    "max_stream_bytes",
 )
 WORKER = (
     "worker_port",

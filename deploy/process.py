@@ -313,6 +313,7 @@ async def _answering(
         timeout_ms=settings.http_timeout_ms,
         max_record_bytes=log.max_record_bytes,
         strict_readiness=settings.strict_readiness,
+        max_stream_bytes=settings.max_stream_bytes,
     )
     guard = guard_of(settings)
     registry = CollectorRegistry()

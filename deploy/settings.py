@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from headrace.deploy.access_settings import AccessSettings
+from headrace.deploy.call_settings import CallSettings
 from headrace.deploy.claim_settings import ClaimSettings
 from headrace.deploy.fault_settings import FaultSettings
 from headrace.deploy.idempotency_settings import IdempotencySettings
@@ -48,7 +49,14 @@ WORKER = _panel("Worker")
 PROCESS = _panel("Process")
 
 
-class Settings(AccessSettings, FaultSettings, ClaimSettings, IdempotencySettings, StopSettings):
+class Settings(
+    AccessSettings,
+    FaultSettings,
+    ClaimSettings,
+    IdempotencySettings,
+    StopSettings,
+    CallSettings,
+):
     """The settings of one process, read once at its start and never changed."""
 
     model_config = SettingsConfigDict(
@@ -162,12 +170,6 @@ class Settings(AccessSettings, FaultSettings, ClaimSettings, IdempotencySettings
         60_000,
         ge=1,
         description="Milliseconds that a call waits which names no deadline of its own (X-Headrace-Timeout-Ms).",
-        json_schema_extra=GATEWAY,
-    )
-    max_pending: int = Field(
-        1024,
-        ge=1,
-        description="Calls that may wait for their answers; above, 503 with Retry-After.",
         json_schema_extra=GATEWAY,
     )
     allow_reply_topics: Words = Field(

@@ -48,6 +48,7 @@ class Reason(StrEnum):
     DEADLINE_PASSED = "deadline_passed"
     CANCELLED = "cancelled"
     DRAINING = "draining"
+    SLOW_READER = "slow_reader"
     IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
     TOO_LARGE = "too_large"
     ANSWER_TOO_LARGE = "answer_too_large"

@@ -80,15 +80,22 @@ def check_request(
         InferError: Of whatever kind; the sizes are looked at before the elements of BYTES tensors are.
     """
     model = route.signature.model_name
-    if route.config.decoupled:
-        raise Unsupported(
-            f"model '{model}': one request and one answer "
-            "doesn't support models with decoupled transaction policy"
-        )
     checked_id(request.id)
     check_size(model, sum([len(tensor.data) for tensor in request.inputs]), max_bytes, option)
     admitted = route.signature.admit(request.inputs, request.outputs)
     route.signature.check_sequence(request.sequence_id, admitted.rows)
+
+
+def refuse_decoupled(route: Route) -> None:
+    """Refuse a call for one answer to a model that gives 0..n (SEMANTICS DC-01, GR-04).
+
+    Raises:
+        Unsupported: Always.
+    """
+    raise Unsupported(
+        f"model '{route.signature.model_name}': one request and one answer "
+        "doesn't support models with decoupled transaction policy"
+    )
 
 
 def time_left(model: str, deadline_ms: int, now_ms: int) -> int:

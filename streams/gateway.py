@@ -12,36 +12,29 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from typing import Self
 
-from headrace.schemas.errors import Code, InferError, LogError, QueueFull, Reason, Unavailable
-from headrace.schemas.headers import RequestOptions, find_header
+from headrace.schemas.errors import Code, InferError, LogError, Reason, Unavailable
 from headrace.schemas.infer import InferRequest, InferResponse
-from headrace.schemas.record import CORRELATION_ID, Header, Record
+from headrace.schemas.record import Header
 from headrace.streams.announce import Announcer
 from headrace.streams.call_observer import Observer
-from headrace.streams.call_records import (
-    expired,
-    not_produced,
-    request_record,
-    time_left,
-)
-from headrace.streams.call_timer import CallTimer
-from headrace.streams.call_values import CallValues, Reply
-from headrace.streams.cancels import Cancel, cancel_record
+from headrace.streams.call_values import CallValues
+from headrace.streams.calls import Calls
 from headrace.streams.claims import Claims
 from headrace.streams.fleet import Fleet
-from headrace.streams.idempotency import KeyedCall, KeyedFuture, reply_future
+from headrace.streams.idempotency import KeyedCall
 from headrace.streams.listening import Listening, ensure_if_allowed
 from headrace.streams.log import Log
 from headrace.streams.model_view import Route
 from headrace.streams.outbox import Outbox
-from headrace.streams.pending import DEFAULT_MAX_PENDING, Pending
+from headrace.streams.pending import DEFAULT_MAX_PENDING
 from headrace.streams.replies import Replies
 from headrace.streams.status import DEFAULT_INTERVAL_MS, GatewayStatus
+from headrace.streams.streamed import DEFAULT_MAX_STREAM_BYTES, Streamed
 from headrace.streams.topology import Topology
 from headrace.streams.watch import Clock, StatusWatch, wall_ms
 
@@ -49,9 +42,6 @@ logger = logging.getLogger(__name__)
 
 MAX_FIRST_TURN = 1 << 16
 """Gateways begin at different partitions, or several of them would send their bursts to the same one in step."""
-
-STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-"""The text of SEMANTICS SV-11."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +56,8 @@ class GatewaySettings:
         reply_partitions: Partitions of the replies topic that are claimed, as far as there are that many.
         interval_ms: Milliseconds between two status records.
         strict_readiness: Ready needs every version of every model READY (SEMANTICS SV-02).
+        max_stream_bytes: Bytes of responses that may wait for the reader of one stream; one that reads more slowly
+            loses it. All streams together may hold 16 times that.
     """
 
     gateway_id: str = ""
@@ -75,6 +67,7 @@ class GatewaySettings:
     reply_partitions: int = 1
     interval_ms: int = DEFAULT_INTERVAL_MS
     strict_readiness: bool = True
+    max_stream_bytes: int = DEFAULT_MAX_STREAM_BYTES
 
 
 class Gateway:
@@ -85,9 +78,6 @@ class Gateway:
         gateway_id: Its name.
         fleet: What workers say.
         is_leaving: It is not ready any more, though calls are still taken until it drains.
-        is_draining: New calls are refused for good.
-        refused: Calls that ended before anything was produced, by reason.
-        abandoned: Calls whose caller went away, each cancelled by a record.
     """
 
     def __init__(
@@ -107,15 +97,19 @@ class Gateway:
         """
         self.settings = settings
         self.gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
-        self.refused: Counter[Reason] = Counter()
-        self.abandoned = 0
         self._log = log
         self._topology = topology
         self._observer = observer
         self._clock_ms = clock_ms
-        self._pending: Pending[asyncio.Future[Reply]] = Pending(max_pending=settings.max_pending)
-        self._timer = CallTimer(self._pending, lambda future: _fail(future, expired()))
-        self._values = CallValues(claims, settings.max_record_bytes)
+        self._calls = Calls(
+            CallValues(claims, settings.max_record_bytes),
+            cancels=topology.cancels,
+            max_pending=settings.max_pending,
+            timeout_ms=settings.timeout_ms,
+            max_stream_bytes=settings.max_stream_bytes,
+            is_listening=lambda: self.is_listening,
+            clock_ms=clock_ms,
+        )
         self._watch = StatusWatch(log, topology.status, clock_ms)
         self.fleet: Fleet = self._watch.fleet
         self._replies = Replies(
@@ -124,15 +118,14 @@ class Gateway:
             self._watch,
             GatewayStatus(self.gateway_id, clock_ms(), interval_ms=settings.interval_ms),
             wanted=settings.reply_partitions,
-            on_reply=self._on_reply,
+            on_reply=self._calls.on_reply,
         )
         self._listening = Listening(self._watch, self._replies)
-        self.is_leaving = self.is_draining = False
-        self._idle = asyncio.Event()
+        self.is_leaving = False
 
     def __repr__(self) -> str:
         """Show what it holds."""
-        return f"Gateway({self.gateway_id}, {self._pending}, {self.fleet})"
+        return f"Gateway({self.gateway_id}, {self._calls}, {self.fleet})"
 
     async def __aenter__(self) -> Self:
         """Connect the producer and start reading; not ready yet, see `wait_ready`.
@@ -149,6 +142,7 @@ class Gateway:
             self._outbox = Outbox(
                 publisher, self._group, first_turn=secrets.randbelow(MAX_FIRST_TURN)
             )
+            self._calls.attach(self._outbox, self._replies)
             self._loops = [
                 self._group.create_task(self._watch.run()),
                 self._group.create_task(self._replies.run(self._announcer)),
@@ -165,9 +159,8 @@ class Gateway:
 
     async def __aexit__(self, *_exc: object) -> None:
         """Answer what is open with 503, leave the status topic and close; drain first if you can."""
-        self.is_leaving = self.is_draining = True
-        self.end_calls()
-        self._timer.cancel()
+        self.is_leaving = True
+        self._calls.close()
         for loop in self._loops:
             loop.cancel()
         try:
@@ -184,17 +177,42 @@ class Gateway:
     @property
     def open_calls(self) -> int:
         """Calls that wait for their reply, or for its value."""
-        return len(self._pending) + self._values.fetching
+        return self._calls.open
 
     @property
     def late_replies(self) -> int:
         """Replies that came after their call had ended (FAULTS B63)."""
-        return self._pending.late
+        return self._calls.late
 
     @property
     def foreign_replies(self) -> int:
         """Other gateways' replies that were read and dropped."""
-        return self._pending.foreign
+        return self._calls.foreign
+
+    @property
+    def repeated_responses(self) -> int:
+        """Responses of streams that came more than once, as after a takeover."""
+        return self._calls.repeated
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of responses that wait for the readers of streams."""
+        return self._calls.waiting_bytes
+
+    @property
+    def refused(self) -> Counter[Reason]:
+        """Calls that ended before anything was produced, by reason."""
+        return self._calls.refused
+
+    @property
+    def abandoned(self) -> int:
+        """Calls whose caller went away, each cancelled by a record."""
+        return self._calls.abandoned
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new calls are refused for good."""
+        return self._calls.is_draining
 
     @property
     def is_listening(self) -> bool:
@@ -247,19 +265,18 @@ class Gateway:
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for open ones (FAULTS B68); False when some are still open after that long."""
-        self.is_leaving = self.is_draining = True
+        self.is_leaving = self._calls.is_draining = True
         if self.open_calls:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
+                    await self._calls.drained()
             except TimeoutError:
                 logger.warning("%d calls are still open after %s s", self.open_calls, timeout_s)
         return not self.open_calls
 
     def end_calls(self) -> None:
         """Answer what still waits for its reply with 503."""
-        for future in self._pending.close():
-            _fail(future, Unavailable(STOPPING, reason=Reason.DRAINING))
+        self._calls.end()
 
     async def infer(
         self,
@@ -292,7 +309,9 @@ class Gateway:
         route = self.route(model, version)
         code = Code.CANCELLED
         try:
-            response = await self._call(route, version, request, deadline_ms, extra, keyed)
+            response = await self._calls.ask(
+                route, version, request, deadline_ms=deadline_ms, extra=extra, keyed=keyed
+            )
             code = Code.OK
         except InferError as error:
             code = error.code
@@ -302,99 +321,51 @@ class Gateway:
                 self._observer.ended(model, code, loop.time() - started)
         return response
 
-    async def _call(
+    async def stream(
         self,
-        route: Route,
+        model: str,
         version: str,
         request: InferRequest,
-        deadline_ms: int,
-        extra: tuple[Header, ...],
-        keyed: KeyedCall | None,
-    ) -> InferResponse:
-        """Admit, produce and await; the call is closed on every way out."""
-        model = route.signature.model_name
-        try:
-            self._admit(route, request)
-            now_ms = self._clock_ms()
-            left_ms = self.settings.timeout_ms
-            if deadline_ms:
-                left_ms = time_left(model, deadline_ms, now_ms)
-            loop = asyncio.get_running_loop()
-            future = reply_future(keyed)
-            deadline_s = loop.time() + left_ms / 1_000
-            correlation_id = self._pending.add(future, int(deadline_s * 1e9))
-        except InferError as error:
-            self.refused[error.reason] += 1
-            raise
-        token = load.opened() if (load := route.load(request.priority)) is not None else 0
-        try:
-            options = RequestOptions(
-                deadline_ms=now_ms + left_ms,
-                reply_topic=self._replies.topic,
-                reply_partition=self._replies.next_partition(),
-                correlation_id=correlation_id,
-                idempotency_key=b"" if keyed is None else keyed.key,
-                extra=extra,
-            )
-            make = partial(
-                request_record, route, version, request, options, spread=self._outbox.turn
-            )
-            out = await self._values.request(model, request, make, deadline_s)
-            self._timer.wake_at(deadline_s)
-            self._outbox.send(out, lambda error: _fail(future, not_produced(model, error)))
-            response = await self._values.response(await future, deadline_s)
-        except asyncio.CancelledError:
-            self._cancel(model, correlation_id)
-            raise
-        finally:
-            self._pending.discard(correlation_id)
-            if load is not None:
-                load.closed(token)
-            if self.is_draining and not self.open_calls:
-                self._idle.set()
-        return response if response.id == request.id else replace(response, id=request.id)
+        *,
+        deadline_ms: int = 0,
+        extra: tuple[Header, ...] = (),
+        empty_final: bool = False,
+    ) -> AsyncGenerator[Streamed, None]:
+        """Ask a model and yield its answers as they come: 0..n of a decoupled one, the one of any other.
 
-    def _admit(self, route: Route, request: InferRequest) -> None:
-        """Refuse what would surely be refused behind the log (FAULTS B53, SEMANTICS QT-01).
+        Close it (`contextlib.aclosing`) where you stop before its end: a call that is given up leaves a cancel record
+        (SEMANTICS GR-05).
+
+        Args:
+            model: As of `infer`, and so are the others.
+            version: Version number as text.
+            request: Goes to the model.
+            deadline_ms: Of the whole stream, ms since the epoch; 0 is the default wait.
+            extra: Further record headers.
+            empty_final: Yield a final response without outputs too, which only says that nothing follows.
+
+        Yields:
+            Responses in the order of the model, under the request's id.
 
         Raises:
-            InferError: Why.
+            InferError: The stream ended with it; responses may have come before.
         """
-        if self.is_draining:
-            raise Unavailable(STOPPING, reason=Reason.DRAINING)
-        if not self.is_listening:
-            raise Unavailable(
-                f"the gateway does not read its replies on topic {self._topology.replies} now"
-            )
-        self._values.check(route, request)
-        load = route.load(request.priority)
-        if load is not None and load.is_full:
-            raise QueueFull(
-                f"[request id: {request.id or '<id_unknown>'}] Exceeds maximum queue size"
-            )
-
-    def _cancel(self, model: str, correlation_id: bytes) -> None:
-        """Tell the workers that nobody waits any more (SEMANTICS PB-49, CX-01)."""
-        self.abandoned += 1
-        cancel = Cancel(model, correlation_id)
-        out = cancel_record(self._topology.cancels, 0, cancel)
-        self._outbox.send(out, lambda error: logger.debug("a cancel was not written: %s", error))
-
-    def _on_reply(self, record: Record) -> None:
-        """Hand a reply to its call; others' are dropped by the header, undecoded (FAULTS B60)."""
-        correlation_id = find_header(record.headers, CORRELATION_ID) or b""
-        future = self._pending.take(correlation_id)
-        if future is None or future.done():
-            return
-        if isinstance(future, KeyedFuture):
-            future.hear(record.headers)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        route = self.route(model, version)
+        code = Code.CANCELLED
         try:
-            future.set_result(self._values.reply(record))
+            async with aclosing(
+                self._calls.stream(route, version, request, deadline_ms=deadline_ms, extra=extra)
+            ) as responses:
+                async for streamed in responses:
+                    if streamed.final:
+                        code = Code.OK
+                    if streamed.response.outputs or empty_final or not streamed.final:
+                        yield streamed
         except InferError as error:
-            future.set_exception(error)
-
-
-def _fail(future: asyncio.Future[Reply], error: InferError) -> None:
-    """End a call that has not ended yet."""
-    if not future.done():
-        future.set_exception(error)
+            code = error.code
+            raise
+        finally:
+            if self._observer is not None:
+                self._observer.ended(model, code, loop.time() - started)

@@ -75,7 +75,17 @@ class GatewayMetrics(Collector):
             "1 while the gateway reads its replies",
             int(gateway.is_listening),
         )
+        yield GaugeMetricFamily(
+            "headrace_gateway_stream_waiting_bytes",
+            "Bytes of responses that wait for the clients of streams",
+            gateway.waiting_bytes,
+        )
         for name, text, value in (
+            (
+                "repeated_responses",
+                "Responses of streams that came once more",
+                gateway.repeated_responses,
+            ),
             ("late_replies", "Replies that came after their call ended", gateway.late_replies),
             ("foreign_replies", "Other gateways' replies, dropped", gateway.foreign_replies),
             ("abandoned_calls", "Calls whose caller went away", gateway.abandoned),

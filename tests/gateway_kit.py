@@ -29,6 +29,7 @@ from headrace.schemas.record import (
     Out,
     Record,
 )
+from headrace.schemas.result_headers import decoupled_headers
 from headrace.schemas.tensor import Tensor
 from headrace.streams.access import Access
 from headrace.streams.announce import Announcer
@@ -149,10 +150,17 @@ async def publish(publisher: Publisher, outs: list[Out]) -> None:
             continue
 
 
-def reply(record: Record, answer: InferResponse | InferError) -> Out:
-    """Write the answer to a request record, to the address that it names."""
+def reply(
+    record: Record, answer: InferResponse | InferError, place: tuple[int, bool] | None = None
+) -> Out:
+    """Write the answer to a request record, to the address that it names.
+
+    ``place`` is its number among a decoupled model's, and whether it is the final one.
+    """
     headers = dict(record.headers)
     back = [(CORRELATION_ID, headers[CORRELATION_ID])]
+    if place is not None:
+        back += decoupled_headers(place[0], final=place[1])
     if ID in headers:
         back.append((ID, headers[ID]))
     if isinstance(answer, InferError):

@@ -98,6 +98,37 @@ async def test_B60_each_gateway_reads_its_own_share(log):
         stop.set()
 
 
+async def test_B60_a_gateway_that_dies_loses_only_its_own_open_calls(log):
+    """Without a word, as by SIGKILL: its neighbour's calls and streams go on, and a new one takes its place."""
+    worker = Worker(log, script=silent)
+    async with running(worker), gateway(log, "a") as dead, gateway(log, "b") as alive:
+        await ready(dead)
+        await ready(alive)
+        lost, kept = (
+            [asyncio.create_task(mine.infer("echo", "", REQUEST)) for _ in range(5)]
+            for mine in (dead, alive)
+        )
+        streamed = alive.stream("echo", "", REQUEST)
+        kept.append(asyncio.create_task(anext(streamed)))
+        await until(lambda: len(worker.held) == 11)
+        for loop in dead._loops:
+            loop.cancel()
+        await asyncio.wait(dead._loops)
+        log.append([reply(record, echo(REQUEST, record)) for record in worker.held])
+        await asyncio.gather(*kept)
+        await streamed.aclose()
+        assert not any(call.done() for call in lost)
+        assert (dead.open_calls, alive.open_calls, alive.late_replies) == (5, 0, 0)
+        worker.script = echo
+        async with gateway(log, "c") as after:
+            await ready(after)
+            for mine in (alive, after):
+                assert (await mine.infer("echo", "", REQUEST)).outputs
+        dead.end_calls()
+        ended = await asyncio.gather(*lost, return_exceptions=True)
+        assert all(isinstance(error, Unavailable) for error in ended)
+
+
 async def test_two_gateways_on_one_partition_drop_each_others_replies_unread(log):
     await make_topics(log)
     topology = TOPOLOGY.__class__(prefix="t", partitions=2, reply_partitions=1)
@@ -270,7 +301,7 @@ async def test_B101_2000_mixed_calls_leave_nothing_open(log):
             assert outcomes[expected] > 50, outcomes
         assert outcomes[Reason.INVALID_REQUEST] > 50
         assert mine.open_calls == 0
-        assert mine._pending._deadlines == [] or mine._pending.wake_at() is None
+        assert mine._calls._pending._deadlines == [] or mine._calls._pending.wake_at() is None
         assert ends.total() == 2_000
         assert ends[Code.OK] == outcomes["ok"]
         assert mine.abandoned == outcomes["cancelled"]

@@ -84,3 +84,31 @@ def test_B101_the_table_and_its_heap_return_to_nothing_after_20000_mixed_calls()
     assert ended == 20_000
     assert len(pending) == 0
     assert pending._deadlines == []
+
+
+def test_B63_a_call_of_many_replies_stays_until_it_is_discarded_or_expires():
+    """Its replies are none that come late; behind its end they are, and nothing is left of it."""
+    pending = Pending[str](max_pending=3)
+    many, other = pending.add("many", 10, stays=True), pending.add("other", 30, stays=True)
+    one = pending.add("one", 20)
+    with pytest.raises(Unavailable, match="3 calls are open, expected at most 3"):
+        pending.add("above", 10)
+    assert [pending.take(many), pending.take(many), pending.take(one)] == ["many", "many", "one"]
+    assert (len(pending), pending.late, pending.wake_at()) == (2, 0, 10)
+    assert pending.expire(10) == ["many"]
+    assert pending.take(many) is None
+    assert pending.discard(other)
+    assert not pending.discard(other)
+    assert (len(pending), pending.late, pending.wake_at()) == (0, 1, None)
+    pending.add("last", 9, stays=True)
+    assert pending.close() == ["last"]
+
+
+def test_the_deadlines_of_calls_that_stay_outlive_those_of_many_others():
+    """The heap is rebuilt when most of it is over; who is open must still expire."""
+    pending = Pending[int]()
+    pending.add(-1, 1_000, stays=True)
+    for number in range(500):
+        pending.discard(pending.add(number, number))
+    assert len(pending._deadlines) < 100
+    assert pending.expire(1_000) == [-1]
