@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from headrace.backends.backend import Device
 from headrace.backends.identity_faults import exit_marked, failure, is_short
+from headrace.backends.identity_responses import is_many, respond, walks
 from headrace.backends.identity_script import MAX_COUNT, Condition, Script, read_script
 from headrace.backends.identity_sums import Sums, check_sums, model_dims
 from headrace.schemas.batch import Batch, Responses
@@ -216,7 +217,8 @@ class IdentityInstance:
         fails = self._model.began(batch.rows)
         if script.exit_if and _hits(batch, script.exit_if) and exit_marked(script):
             os._exit(EXIT_STATUS)
-        self._block(batch, script)
+        if script.response_at is None:
+            self._block(batch, script)
         if script.execute_delay_ms:
             self._pause.wait(script.execute_delay_ms / 1_000)
         if fails:
@@ -224,8 +226,8 @@ class IdentityInstance:
         limit = script.out_of_memory_above_rows
         if limit is not None and batch.rows > limit and is_short(script):
             raise OutOfMemory(f"scripted memory error: {batch.rows} rows are above {limit}")
-        if script.fail_if and _hits(batch, script.fail_if):
-            raise failure(script, f"{script.fail_if} in the batch")
+        if script.response_at is None:
+            self._fail(batch, script)
         self._respond(batch, script, emit)
 
     def healthy(self) -> bool:
@@ -236,6 +238,18 @@ class IdentityInstance:
     def close(self) -> None:
         """Execute no more."""
         self._is_open = False
+
+    def _fail(self, batch: Batch, script: Script) -> None:
+        if script.fail_if and _hits(batch, script.fail_if):
+            raise failure(script, f"{script.fail_if} in the batch")
+
+    def _before(self, batch: Batch, script: Script, turn: int) -> None:
+        """Do what the script wants before a response."""
+        if script.response_delay_ms:
+            self._pause.wait(script.response_delay_ms / 1_000)
+        if turn == script.response_at:
+            self._block(batch, script)
+            self._fail(batch, script)
 
     def _block(self, batch: Batch, script: Script) -> None:
         if not script.block_until_file or (script.block_if and not _hits(batch, script.block_if)):
@@ -271,25 +285,19 @@ class IdentityInstance:
                 )
             )
             return
-        counts = _response_counts(batch, script)
-        if counts is None:
+        if not is_many(script):
             emit(Responses(self._echo(batch, script), errors=errors))
             return
-        for turn in range(max(counts, default=0)):
-            for final in (False, True):
-                members = [
-                    i for i, n in enumerate(counts) if n > turn and (n == turn + 1) is final
-                ]
-                if members:
-                    piece = Batch(batch.signature, [batch.entries[i] for i in members])
-                    emit(
-                        Responses(
-                            self._echo(piece, script),
-                            members=members,
-                            errors={i: errors[i] for i in members if i in errors},
-                            final=final,
-                        )
-                    )
+        respond(
+            batch,
+            script,
+            _response_counts(batch, script),
+            errors,
+            echo=lambda piece: self._echo(piece, script),
+            walked=self._model.pairs[0][1] if script.responses_each else "",
+            before=lambda turn: self._before(batch, script, turn),
+            emit=emit,
+        )
 
     def _echo(self, batch: Batch, script: Script) -> dict[str, Array]:
         """Return wanted outputs; an optional input that is absent has no echo."""
@@ -325,8 +333,11 @@ def _hits(batch: Batch, condition: Condition) -> list[int]:
     ]
 
 
-def _response_counts(batch: Batch, script: Script) -> list[int] | None:
-    """Return the responses that each entry gets, or None for the usual one response to all."""
+def _response_counts(batch: Batch, script: Script) -> list[int]:
+    """Return the responses that each entry gets."""
+    if script.responses_each:
+        each = walks(batch.column(0))
+        return [0 if entry is None else each for entry in batch.entries]
     if script.responses_input:
         spec = _spec(batch, script.responses_input)
         firsts = [
@@ -334,9 +345,7 @@ def _response_counts(batch: Batch, script: Script) -> list[int] | None:
             for i, e in enumerate(batch.entries)
         ]
         return [_bounded(items[0]) if items else 0 for items in firsts]
-    if script.responses is None:
-        return None
-    return [0 if entry is None else script.responses for entry in batch.entries]
+    return [0 if entry is None else script.responses or 0 for entry in batch.entries]
 
 
 def _bounded(item: object) -> int:

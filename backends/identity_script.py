@@ -20,6 +20,9 @@ MAX_DELAY_MS = 600_000
 MAX_COUNT = 1_000_000
 """Largest scripted count of rows, executions or responses."""
 
+EACH = "each"
+"""Word of ``responses`` for one per element."""
+
 FAILURES = ("error", "retriable", "unavailable", "death")
 """How ``fail_times`` and ``fail_if`` may fail."""
 
@@ -57,6 +60,14 @@ class Script:
         output_scalar: From ``output_rows: scalar``: each output is a scalar.
         responses: So many responses for each request of a decoupled model; None is the usual one.
         responses_input: From ``responses: INPUT``: the input's first element says how many.
+        responses_each: From ``responses: each``: one for each element along the first input's last axis, which alone
+            it carries of the first output; none for an empty input.
+        response_delay_ms: A decoupled model takes at least this long for each response.
+        response_at: ``block_until_file`` and ``fail_if`` act before the response of this index, and not before the
+            execution.
+        response_error_at: The response of this index is an error instead, which ends its request.
+        empty_final: The last response is not marked final: an empty final one follows, as of Triton's ``repeat``
+            backend.
         exit_if: Condition: the process ends at once, as if killed.
         exit_marker_file: ``exit_if`` acts only while this file does not exist, and makes it.
         block_until_file: Executions wait until this file exists.
@@ -80,6 +91,11 @@ class Script:
     output_scalar: bool = False
     responses: int | None = None
     responses_input: str = ""
+    responses_each: bool = False
+    response_delay_ms: int = 0
+    response_at: int | None = None
+    response_error_at: int | None = None
+    empty_final: bool = False
     exit_if: Condition | None = None
     exit_marker_file: str = ""
     block_until_file: str = ""
@@ -102,6 +118,10 @@ PARAMETERS = (
     "out_of_memory_until_file",
     "output_rows",
     "responses",
+    "response_delay_ms",
+    "response_at",
+    "response_error_at",
+    "empty_final",
     "exit_if",
     "exit_marker_file",
     "block_until_file",
@@ -113,6 +133,15 @@ PARAMETERS = (
     "fail_load",
 )
 """Every parameter there is."""
+
+DECOUPLED_PARAMETERS = (
+    "responses",
+    "response_delay_ms",
+    "response_at",
+    "response_error_at",
+    "empty_final",
+)
+"""Those that only a decoupled model may have."""
 
 
 def read_script(config: ModelConfig) -> Script:
@@ -145,6 +174,11 @@ def read_script(config: ModelConfig) -> Script:
         output_scalar=scalar,
         responses=responses,
         responses_input=responses_input,
+        responses_each=responses_input == EACH,
+        response_delay_ms=_count(given, "response_delay_ms", MAX_DELAY_MS) or 0,
+        response_at=_count(given, "response_at", MAX_COUNT),
+        response_error_at=_count(given, "response_error_at", MAX_COUNT),
+        empty_final=_flag(given, "empty_final", "false"),
         exit_if=_condition(config, "exit_if"),
         exit_marker_file=given.get("exit_marker_file", ""),
         block_until_file=given.get("block_until_file", ""),
@@ -193,15 +227,18 @@ def _output_rows(given: Mapping[str, str]) -> tuple[int, bool]:
 
 
 def _responses(config: ModelConfig) -> tuple[int | None, str]:
+    for key in DECOUPLED_PARAMETERS:
+        if (text := config.parameters.get(key)) is not None and not config.decoupled:
+            raise _bad(key, text, "only in a model with model_transaction_policy.decoupled")
     text = config.parameters.get("responses")
     if text is None:
         return None, ""
-    if not config.decoupled:
-        raise _bad("responses", text, "only in a model with model_transaction_policy.decoupled")
-    if any(tensor.name == text for tensor in config.inputs):
+    if text == EACH or any(tensor.name == text for tensor in config.inputs):
         return None, text
     if not text.isdecimal() or int(text) > MAX_COUNT:
-        raise _bad("responses", text, f"an integer from 0 to {MAX_COUNT}, or the name of an input")
+        raise _bad(
+            "responses", text, f"an integer from 0 to {MAX_COUNT}, the name of an input, or each"
+        )
     return int(text), ""
 
 

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.bounded_answers import bound_answer, bounded
-from headrace.consumers.dead_letters import dead_letter
+from headrace.consumers.dead_letters import dead_entries, dead_letter
+from headrace.consumers.emitting import Unacknowledged
 from headrace.consumers.encoding import (
     Answer,
     Encoded,
@@ -47,6 +48,8 @@ class Answering:
 
     Attributes:
         versions: Version number → what serves it.
+        partitions: Those that are ours.
+        unacknowledged: Responses that left while their execution went on.
         records: Answers of sequences are remembered with their state (P-16).
         replies: Topic of answers that follow the commit of their records (P-13); ``""`` where none do.
         keyed: What becomes of answers to requests with an idempotency key; None where they are refused (P-17).
@@ -86,7 +89,8 @@ class Answering:
         self._max_inline_bytes = max_inline_bytes
         self._clock = clock
         self._count_refused = count_refused
-        self._partitions: Mapping[TP, Partition] = {}
+        self.partitions: Mapping[TP, Partition] = {}
+        self.unacknowledged = Unacknowledged()
         self._settler: Settler | None = None
         self._room_made: Callable[[], None] = lambda: None
         self._failed: Callable[[BaseException], None] = lambda _: None
@@ -109,7 +113,7 @@ class Answering:
             room_made: Called when a batch has left the queue.
             failed: Called when a scheduler failed.
         """
-        self._partitions = partitions
+        self.partitions = partitions
         self._settler = settler
         self._room_made = room_made
         self._failed = failed
@@ -171,7 +175,7 @@ class Answering:
         ended = [refusal for refusal in refusals if refusal.entry.sequence is not None]
         others = [refusal for refusal in refusals if refusal.entry.sequence is None]
         if others:
-            self.refuse(others, dead_letters=_dead(others))
+            self.refuse(others, dead_letters=dead_entries(others))
         if ended:
             if version.ordering is not None:
                 version.ordering.admit([refusal.entry for refusal in ended])
@@ -274,7 +278,7 @@ class Answering:
         """Answer with errors; steps of sequences in their turn where ``preserve_ordering`` holds answers back."""
         ordering = version.ordering
         if ordering is None or all(refusal.entry.sequence is None for refusal in refusals):
-            self.refuse(refusals, dead_letters=_dead(refusals))
+            self.refuse(refusals, dead_letters=dead_entries(refusals))
             return
         answers: list[list[Answer]] = []
         for entry, error in refusals:
@@ -368,7 +372,7 @@ class Answering:
             fit = partial(bounded, max_bytes=self._max_bytes, encode=self._error)
             answers, finished, kept = self.keyed.ended(answers, finished, fit)
         outgoing = Outgoing(
-            self._partitions,
+            self.partitions,
             self._placement,
             max_bytes=self._max_bytes,
             bound=partial(bound_answer, max_bytes=self._max_bytes, encode=self._error),
@@ -393,8 +397,3 @@ class Answering:
             target=TP(topic, entry.tp.partition % partitions),
             max_record_bytes=self._max_bytes,
         )
-
-
-def _dead(refusals: Sequence[Refusal]) -> list[Entry]:
-    """Return the entries whose records are kept as dead letters too."""
-    return [refusal.entry for refusal in refusals if refusal.entry.dead_letter]

@@ -5,13 +5,16 @@ What such a record looks like is `headrace.schemas.dead_letter`'s; here it is ma
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from headrace.consumers.batcher import Refusal
 from headrace.schemas.batch import Entry
 from headrace.schemas.claim_check import original
 from headrace.schemas.dead_letter import DeadLetter, record_bytes, write_dead_letter
 from headrace.schemas.errors import InferError
 from headrace.schemas.record import TP, Out
 
-__all__ = ["dead_letter", "record_bytes"]
+__all__ = ["dead_entries", "dead_letter", "record_bytes"]
 
 
 def dead_letter(
@@ -50,3 +53,8 @@ def dead_letter(
         headers=tuple(record.headers),
     )
     return write_dead_letter(letter, target, max_record_bytes)
+
+
+def dead_entries(refusals: Iterable[Refusal]) -> list[Entry]:
+    """Return the entries whose records are kept as dead letters too."""
+    return [refusal.entry for refusal in refusals if refusal.entry.dead_letter]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from headrace.consumers.batcher import Refusal
-from headrace.consumers.decoupled import numbered
+from headrace.consumers.decoupled import cancelled, narrowed, not_gone, not_left, numbered
 from headrace.consumers.execution import Execution, Part
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.classification import PARAMETER as CLASSES
@@ -217,32 +217,71 @@ def encode_part(
     answers: list[Answer] = []
     failures: list[Refusal] = []
     try:
-        for responses, number in _numbers(part, decoupled=decoupled):
-            try:
-                answers += encoder.encode(part.batch, responses, response_index=number)
-            except InferError:
-                raise
-            except Exception:  # noqa: BLE001  # whatever a plug-in's columns hold: only its own request may fail of it
-                _encode_singly(encoder, part.batch, (responses, number), answers, failures)
-            failures += [
-                Refusal(entry, error)
-                for index, error in responses.errors.items()
-                if (entry := entries[index]) is not None
-            ]
+        if decoupled:
+            _encode_many(encoder, part, answers, failures)
+            return answers, failures
+        for responses in part.responses:
+            _encode_one(encoder, part.batch, (responses, None), answers, failures)
     except InferError as exc:
         # The columns do not fit the configuration: no part of them is trusted.
         return [], [Refusal(entry, exc) for entry in entries if entry is not None]
     return answers, failures
 
 
-def _numbers(part: Part, *, decoupled: bool) -> Iterable[tuple[Responses, int | None]]:
-    """Return the responses with their numbers, None where there is but one for each request."""
-    if not decoupled:
-        return [(responses, None) for responses in part.responses]
+def _encode_many(
+    encoder: Encoder, part: Part, answers: list[Answer], failures: list[Refusal]
+) -> None:
+    """Encode the responses of a decoupled model that have not left yet; a request that fails ends with its error."""
+    batch = part.batch
     try:
-        return list(numbered(part.batch, part.responses))
+        left = list(not_left(batch, numbered(batch, part.responses)))
     except Exception as exc:
-        raise _unwritable(part.batch, exc) from exc
+        raise _unwritable(batch, exc) from exc
+    failures += cancelled(batch, left)
+    for responses, number in left:
+        failed = {id(failure.entry) for failure in failures}
+        going = narrowed(batch, responses, lambda entry: id(entry) not in failed)  # noqa: B023  # called at once
+        if going is not None:
+            _encode_one(encoder, batch, (going, number), answers, failures)
+
+
+def encode_emitted(
+    encoder: Encoder, batch: Batch, parts: Sequence[tuple[Responses, int]]
+) -> Encoded:
+    """Encode what an execution has emitted while it goes on; what cannot be written is left to its end."""
+    answers: list[Answer] = []
+    for responses, number in parts:
+        try:
+            answers += encoder.encode(batch, responses, response_index=number)
+        except Exception:  # noqa: BLE001  # whatever a plug-in gave: tried once more when its execution has ended
+            not_gone(batch, responses, number)
+    return Encoded(answers, [], 0)
+
+
+def _encode_one(
+    encoder: Encoder,
+    batch: Batch,
+    numbered_responses: tuple[Responses, int | None],
+    answers: list[Answer],
+    failures: list[Refusal],
+) -> None:
+    """Encode one response of each covered entry; those whose own part cannot be written fail.
+
+    Raises:
+        InferError: The columns do not fit the configuration.
+    """
+    responses, number = numbered_responses
+    try:
+        answers += encoder.encode(batch, responses, response_index=number)
+    except InferError:
+        raise
+    except Exception:  # noqa: BLE001  # whatever a plug-in's columns hold: only its own request may fail of it
+        _encode_singly(encoder, batch, numbered_responses, answers, failures)
+    failures += [
+        Refusal(entry, error)
+        for index, error in responses.errors.items()
+        if (entry := batch.entries[index]) is not None
+    ]
 
 
 def _unwritable(batch: Batch, exc: Exception) -> WrongOutput:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from headrace.backends.backend import Instance
 from headrace.backends.out_of_memory import is_out_of_memory
@@ -30,6 +30,9 @@ from headrace.schemas.errors import (
 )
 from headrace.schemas.split import StateOut, check_declared, check_scattered, split_states
 from headrace.schemas.tensor import Array
+
+Heard: TypeAlias = Callable[[Batch, Responses], None]
+"""Told of what was emitted, and of the piece of the batch that was run for it."""
 
 
 class Part(NamedTuple):
@@ -125,6 +128,7 @@ def execute(
     max_state_bytes: int = 0,
     ceiling: Ceiling | None = None,
     ticket: Ticket | None = None,
+    heard: Heard | None = None,
 ) -> Execution:
     """Run a batch; never raises for what the model does.
 
@@ -139,6 +143,7 @@ def execute(
         max_state_bytes: Largest state of a sequence whose dims vary: it must fit into a record. 0 is any size.
         ceiling: Rows that a run may have now; a batch with more runs in pieces, unless the model has memory of its own.
         ticket: Where the beginning of each run is noted; once it is void, nothing further runs.
+        heard: Told at once of what a decoupled model emits, in the instance's thread.
     """
     started = now_ns()
     with suppress(Exception):
@@ -161,7 +166,7 @@ def execute(
             ticket.began_ns = now_ns()
         executions += 1
         try:
-            responses = _run(instance, piece, decoupled, max_state_bytes, ticket)
+            responses = _run(instance, piece, decoupled, max_state_bytes, ticket, heard)
             parts.append(Part(piece, responses, None))
             succeeded += 1
         except InferError as exc:
@@ -194,10 +199,17 @@ def _run(
     decoupled: bool,  # noqa: FBT001  # passed on as it came
     max_state_bytes: int,
     ticket: Ticket | None,
+    heard: Heard | None,
 ) -> list[Responses]:
     emitted: list[Responses] = []
+
+    def emit(responses: Responses) -> None:
+        emitted.append(responses)
+        assert heard is not None
+        heard(batch, responses)
+
     try:
-        instance.execute(batch, emitted.append)
+        instance.execute(batch, emitted.append if heard is None else emit)
         if not decoupled:
             # Inside, for what a plug-in emits need not even be arrays.
             _check(instance, batch, emitted)

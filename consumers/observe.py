@@ -163,7 +163,9 @@ class ModelObserver:
         counts = self.counts
         counts.exec_count += execution.executions
         if failures:
-            counts.failure[Failure.BACKEND] += len(failures)
+            gone = sum(failure.error.reason is Reason.CANCELLED for failure in failures)
+            counts.failure[Failure.CANCELED] += gone
+            counts.failure[Failure.BACKEND] += len(failures) - gone
             failed = {id(failure.entry) for failure in failures}
             entries = [entry for entry in entries if id(entry) not in failed]
             arrived = [entry.admitted_ns for entry in entries]

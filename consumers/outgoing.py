@@ -148,7 +148,7 @@ class Outgoing:
     def put(self, settler: Settler) -> None:
         """Hand everything over."""
         for group in self._groups.values():
-            if group.part is not None and group.offsets:
+            if group.part is not None and (group.offsets or group.outs):
                 settler.put(
                     group.part,
                     group.outs,

@@ -17,6 +17,7 @@ from typing import Protocol
 from headrace.consumers.alone import Alone, split
 from headrace.consumers.batcher import Batcher, Refusal
 from headrace.consumers.ceiling import Ceiling
+from headrace.consumers.emitting import Emitting
 from headrace.consumers.execution import Execution, Ticket, execute
 from headrace.consumers.instances import Instances
 from headrace.consumers.line import LineBatcher
@@ -77,7 +78,7 @@ class Scheduler:
         *,
         run: Callable[..., Execution] = execute,
         repeatable: bool = True,
-        decoupled: bool = False,
+        emitting: Emitting | None = None,
         stage_rows: int = 0,
         max_state_bytes: int = 0,
         max_rows: int = 0,
@@ -95,7 +96,7 @@ class Scheduler:
             outcomes: Who answers.
             run: Executes a batch on an instance.
             repeatable: A failed batch may be split and run again.
-            decoupled: The model gives 0..n responses.
+            emitting: Of a model that gives 0..n responses; None for others.
             stage_rows: Rows of a full batch, for a dynamic batcher without priorities, or sequences with declared
                 states: behind a deep queue its instances get their next batch before they have ended the one they are
                 at. 0 never does that.
@@ -125,11 +126,12 @@ class Scheduler:
         self._run = partial(
             run,
             repeatable=repeatable,
-            decoupled=decoupled,
+            decoupled=emitting is not None,
             now_ns=clock.now_ns,
             max_state_bytes=max_state_bytes,
             ceiling=ceiling,
         )
+        self._emitting = emitting
         self._now_ns = clock.now_ns
         self._stage_rows = stage_rows
         self._stage_above = STAGE_BATCHES * stage_rows
@@ -223,6 +225,8 @@ class Scheduler:
     def _start(self, number: int, batch: Batch) -> None:
         ticket = None if self._overdue is None else self._overdue.begin(number)
         work = partial(self._run, batch=batch, ticket=ticket)
+        if self._emitting is not None:
+            work = partial(work, heard=self._emitting.begin(batch, ticket))
         self._instances.submit(number, work, partial(self._done, batch, ticket))
 
     def drain(self) -> None:
@@ -248,7 +252,9 @@ class Scheduler:
         return dropped
 
     def cancel(self, ids: set[bytes]) -> None:
-        """Answer and remove the queued entries with these correlation ids."""
+        """Answer and remove the queued entries with these correlation ids; tell a decoupled model of those it runs."""
+        if self._emitting is not None:
+            self._emitting.cancel(ids)
         refusals = self.batcher.cancel(ids)
         if refusals:
             self._outcomes.refused(self, refusals)
@@ -276,6 +282,8 @@ class Scheduler:
         try:
             if ticket is not None and self._overdue is not None:
                 self._overdue.end(ticket)
+            if self._emitting is not None:
+                self._emitting.end(batch)
             if self._alone.is_closed:
                 self._alone.ended(batch)
             if isinstance(outcome, Execution):

@@ -32,6 +32,7 @@ from headrace.consumers.scheduler import Scheduler
 from headrace.consumers.sequence_parts import SequenceParts
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.stored_watch import watch_stored
+from headrace.consumers.streamed_answers import make_emitting
 from headrace.consumers.supervision import Supervision
 from headrace.consumers.suspects import attempting_on
 from headrace.consumers.version import Healthy, Version
@@ -332,7 +333,7 @@ class Worker:
             pool,
             answering,
             repeatable=loaded.model.repeatable,
-            decoupled=loaded.config.decoupled,
+            emitting=make_emitting(loaded, answering),
             stage_rows=stage_rows(loaded),
             max_state_bytes=max_state_bytes(self._log.max_record_bytes),
             max_rows=loaded.config.max_batch_size,
@@ -393,5 +394,6 @@ class Worker:
                 self._metrics.rebalances.labels(name).set(worker.assignment.rebalances)
                 if worker.sequences is not None:
                     worker.sequences.count()
+                worker.answering.unacknowledged.settled(worker.partitions)  # one may be gone
                 in_flight = sum(part.in_flight for part in worker.partitions.values())
                 self._metrics.in_flight.labels(name).set(in_flight)

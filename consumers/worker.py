@@ -315,6 +315,7 @@ class ModelWorker:
         if self.stateful is not None:
             self.stateful.forget_suspended()
         self.partitions.clear()
+        self.answering.unacknowledged.settled(self.partitions)
         self.source = self._intake = self._settler = self._watch = None
         self.trouble.left()
 
@@ -345,6 +346,7 @@ class ModelWorker:
     # What the settler tells.
 
     def _settled(self, count: int) -> None:
+        self.answering.unacknowledged.settled(self.partitions)
         if count:
             self.trouble.settled(self.partitions.values())
             self._room_made()

@@ -65,6 +65,9 @@ class Entry:
         state_out: Set by the execution: the state that the model gave, as tensors and shapes; None where it failed.
         after: Set when the step has ended: its sequence as of this request, for the snapshot.
         next: The following queued request of the same sequence.
+        streamed: Responses of a decoupled model that have left already, while it ran.
+        is_cancelled: Nobody waits any more for what a decoupled model gives, which may look at it while it executes
+            (SEMANTICS CX-01); set by the loop.
         awaited: Somebody waits for the reply (a reply topic is named): refused at once when a queue is full.
     """
 
@@ -105,6 +108,8 @@ class Entry:
     state_out: tuple[tuple[bytes, ...], tuple[Shape, ...]] | None = None
     after: SequenceState | None = None
     next: Entry | None = None
+    streamed: int = 0
+    is_cancelled: bool = False
 
     @property
     def awaited(self) -> bool:

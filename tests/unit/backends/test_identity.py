@@ -225,6 +225,58 @@ def test_DC02_a_decoupled_model_may_stay_silent() -> None:
     assert run(instance, requests(config, 1, 2)) == []
 
 
+def test_DC01_each_gives_a_response_for_every_element_of_the_last_axis() -> None:
+    """As Triton's ``repeat``: the element alone, none for an empty input, and the end by itself if so told."""
+    text = """
+        max_batch_size: 8
+        input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [-1] }]
+        output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }]
+    """
+    for word, ends in (("false", [False, False, True]), ("true", [False, False, False])):
+        config, instance = ready(text + DECOUPLED, responses="each", empty_final=word)
+        rows = np.array([[1, 2, 3], [4, 5, 6]], "<f4")
+        emitted = run(instance, batch_of(config, {"INPUT0": rows}))
+        assert [r.outputs["OUTPUT0"].tolist() for r in emitted] == [
+            [[1], [4]],
+            [[2], [5]],
+            [[3], [6]],
+        ]
+        assert [r.final for r in emitted] == ends
+        assert run(instance, batch_of(config, {"INPUT0": np.zeros((1, 0), "<f4")})) == []
+
+
+def test_GN05_an_error_in_the_middle_ends_its_request() -> None:
+    """``response_error_at`` for all, ``error_if`` for one and at once: nothing follows either."""
+    config, instance = ready(
+        ECHO + DECOUPLED, responses="3", response_error_at="1", error_if="INPUT0=7"
+    )
+    emitted = run(instance, requests(config, 1, 7))
+    assert [(list(r.members), sorted(r.errors)) for r in emitted] == [([0, 1], [1]), ([0], [0])]
+
+
+def test_CX01_a_cancelled_request_gets_no_more_responses() -> None:
+    """The model looks between two of them."""
+    config, instance = ready(ECHO + DECOUPLED, responses="3")
+    batch = requests(config, 1, 2)
+    seen = []
+
+    def emit(responses) -> None:
+        seen.append(list(responses.members))
+        batch.entries[len(seen) - 1].is_cancelled = True
+
+    instance.execute(batch, emit)
+    assert seen == [[0, 1], [1]]
+
+
+def test_the_script_may_fail_behind_some_responses() -> None:
+    """``response_at``: ``fail_if`` acts there, and not before the execution."""
+    config, instance = ready(ECHO + DECOUPLED, responses="3", response_at="2", fail_if="INPUT0=7")
+    seen = []
+    with pytest.raises(BackendError, match="INPUT0=7"):
+        instance.execute(requests(config, 1, 7), seen.append)
+    assert len(seen) == 2
+
+
 def test_block_until_file_waits_for_the_file_or_fails(tmp_path) -> None:
     """Only batches with the culprit wait; the wait is bounded."""
     gate = tmp_path / "gate"
@@ -264,6 +316,7 @@ def test_fail_load_fails_the_load_with_its_sentence() -> None:
         ("fail_if", "X=1", ["INPUT=VALUE", "INPUT0"]),
         ("output_rows", "few", ["scalar"]),
         ("responses", "2", ["decoupled"]),
+        ("response_delay_ms", "2", ["decoupled"]),
         ("repeatable", "yes", ["true or false"]),
     ],
 )
@@ -275,7 +328,7 @@ def test_a_bad_parameter_is_named_with_what_was_expected(key, value, words) -> N
 
 
 def test_responses_must_be_a_number_or_an_input() -> None:
-    with pytest.raises(ConfigError, match="the name of an input"):
+    with pytest.raises(ConfigError, match="the name of an input, or each"):
         load(ECHO + DECOUPLED, responses="INPUT9")
 
 

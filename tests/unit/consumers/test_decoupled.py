@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from headrace.consumers.decoupled import numbered
+from headrace.consumers.decoupled import (
+    Numbering,
+    cancelled,
+    may_leave,
+    not_gone,
+    not_left,
+    numbered,
+)
 from headrace.schemas.batch import Batch, Responses
+from headrace.schemas.errors import BackendError
 from service_parts import make_entry, make_signature
 
 SIGNATURE = make_signature()
@@ -60,3 +68,80 @@ def test_members_at_different_indices_are_split_by_rows() -> None:
     assert [(list(r.members), i) for r, i in found[1:]] == [([1], 0), ([0], 1)]
     assert found[1][0].outputs["OUTPUT0"][:, 0].tolist() == [3]
     assert found[2][0].outputs["OUTPUT0"][:, 0].tolist() == [2, 2]
+
+
+def test_behind_a_final_response_or_an_error_comes_nothing() -> None:
+    """DC-01: a plug-in that goes on after its end adds nothing to the log."""
+    emitted = [
+        Responses(column(1, 2), errors={1: BackendError("it raised")}, final=False),
+        Responses(column(3, 4)),
+        Responses(column(5, 6)),
+    ]
+    assert told(batch([1, 1]), emitted) == [
+        (0, 0, False, 2),
+        (1, 0, False, 2),
+        (0, 1, True, 1),
+    ]
+
+
+def leave(batch_: Batch, *emitted: Responses) -> list[tuple[list[int], int]]:
+    """Let responses leave while the execution goes on; members and index of what does."""
+    numbering = Numbering(batch_)
+    return [
+        (list(range(len(batch_)) if r.members is None else r.members), index)
+        for responses in emitted
+        for r, index in may_leave(batch_, numbering.take(responses))
+    ]
+
+
+def left(batch_: Batch, *emitted: Responses) -> list[tuple[list[int], int]]:
+    """Members and index of what is left for the execution's end."""
+    return [
+        (list(range(len(batch_)) if r.members is None else r.members), index)
+        for r, index in not_left(batch_, numbered(batch_, emitted))
+    ]
+
+
+def test_what_has_left_leaves_no_more_when_the_requests_run_again() -> None:
+    """B31: the second try begins with index 0, which its clients have."""
+    entries = batch([1, 1])
+    first = Responses(column(1, 2), final=False)
+    assert leave(entries, first) == [([0, 1], 0)]
+    alone = Batch(SIGNATURE, [entries.entries[1]])
+    one, last = Responses(column(2), final=False), Responses(column(2))
+    assert leave(alone, one, last) == [([0], 1)]
+    assert left(alone, one, last) == []
+    assert left(entries, first) == [([0], 1)]
+
+
+def test_errors_and_what_is_remembered_wait_for_the_end() -> None:
+    """Errors become dead letters there, and responses under a key are remembered together (P-17)."""
+    entries = batch([1, 1, 1])
+    entries.entries[2].idempotency_key = b"k"
+    emitted = Responses(column(1, 2, 3), errors={1: BackendError("it raised")})
+    assert leave(entries, emitted) == [([0], 0)]
+    assert left(entries, emitted) == [([1, 2], 0)]
+
+
+def test_what_could_not_be_written_is_left_and_so_is_all_behind_it() -> None:
+    """Or a gap would stand in the middle of a stream, and nobody would say why."""
+    entries = batch([1])
+    first, second = Responses(column(1), final=False), Responses(column(2))
+    numbering = Numbering(entries)
+    ((gone, index),) = may_leave(entries, numbering.take(first))
+    not_gone(entries, gone, index)
+    assert may_leave(entries, numbering.take(second)) == []
+    assert left(entries, first, second) == [([0], 0), ([0], 1)]
+
+
+def test_CX02_who_was_cancelled_ends_with_that_unless_its_end_has_left() -> None:
+    """One error for each, whatever is left of its responses."""
+    entries = batch([1, 1])
+    for entry in entries.entries:
+        entry.is_cancelled = entry is not entries.entries[1]
+    more = [Responses(column(1, 2), final=False), Responses(column(3, 4))]
+    assert leave(entries, more[0]) == [([1], 0)]
+    found = cancelled(entries, not_left(entries, numbered(entries, more)))
+    assert [refusal.entry for refusal in found] == [entries.entries[0]]
+    entries.entries[0].streamed = 2
+    assert cancelled(entries, not_left(entries, numbered(entries, more))) == []
