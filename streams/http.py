@@ -13,7 +13,7 @@ from typing import Self
 
 from aiohttp import web
 from headrace.schemas.errors import ConfigError, InferError, Unsupported
-from headrace.streams import http_models, openapi
+from headrace.streams import http_generate, http_models, openapi
 from headrace.streams.access import Access
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import ENCODINGS
@@ -122,6 +122,7 @@ class HttpServer:
 
 _HANDLERS: Mapping[Kind, Handler] = {
     Kind.INFER: infer,
+    **http_generate.HANDLERS,
     **http_models.HANDLERS,
     **openapi.HANDLERS,
 }

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from aiohttp import web
+from headrace.schemas.errors import InvalidRequest, Reason
 from headrace.schemas.infer import InferRequest
+from headrace.schemas.record import TRACEPARENT, TRACESTATE, Header
 from headrace.streams.forwarding import Forwarding
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import read_body
@@ -15,6 +17,12 @@ from headrace.streams.http_routes import Target
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 """SEMANTICS PB-24, ``--http-max-input-size``."""
+
+
+TIMEOUT_HEADER = "X-Headrace-Timeout-Ms"
+
+MAX_TIMEOUT_MS = 24 * 3_600 * 1_000
+"""Longest wait that a caller may ask for: a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,37 @@ class HttpCall(NamedTuple):
         return (
             asked if forwarding is None else forwarding.apply(asked, self.request.headers.items())
         )
+
+    def deadline_ms(self) -> int:
+        """Return the call's own deadline, ms since the epoch; 0 where it names none.
+
+        Raises:
+            InvalidRequest: The header is no number of milliseconds.
+        """
+        raw = self.request.headers.get(TIMEOUT_HEADER)
+        if raw is None:
+            return 0
+        wait = int(raw) if raw.isascii() and raw.isdigit() and len(raw) <= 12 else 0
+        if not 1 <= wait <= MAX_TIMEOUT_MS:
+            raise InvalidRequest(
+                f"header '{TIMEOUT_HEADER}' is {raw[:60]!r}, expected milliseconds from 1 to "
+                f"{MAX_TIMEOUT_MS}",
+                reason=Reason.INVALID_HEADER,
+            )
+        return self.gateway.now_ms() + wait
+
+    def trace(self) -> tuple[Header, ...]:
+        """Return the caller's trace context as record headers."""
+        parent = self.request.headers.get(TRACEPARENT)
+        if parent is None:
+            return ()
+        state = self.request.headers.get(TRACESTATE)
+        # aiohttp hands out bytes that are no UTF-8 as surrogates; on a record they are opaque, and come back as they
+        # came.
+        found: tuple[Header, ...] = ((TRACEPARENT, parent.encode("utf-8", "surrogateescape")),)
+        if state is None:
+            return found
+        return (*found, (TRACESTATE, state.encode("utf-8", "surrogateescape")))
 
 
 Handler: TypeAlias = Callable[[HttpCall], Awaitable[web.StreamResponse]]

@@ -6,20 +6,15 @@ import asyncio
 
 from aiohttp import web
 from headrace.schemas.errors import InferError, InvalidRequest, Reason
-from headrace.schemas.record import HEADER_LENGTH, TRACEPARENT, TRACESTATE, Header
+from headrace.schemas.record import HEADER_LENGTH
 from headrace.schemas.v2json import parse_request, wants_binary, write_response
-from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import compressed_response
 from headrace.streams.http_call import HttpCall
 from headrace.streams.http_errors import JSON_TYPE, error_response
 from headrace.streams.idempotency import KEY_HEADER, REPLAYED_HEADER, KeyedCall, read_key
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
-TIMEOUT_HEADER = "X-Headrace-Timeout-Ms"
 BINARY_TYPE = "application/octet-stream"
-
-MAX_TIMEOUT_MS = 24 * 3_600 * 1_000
-"""Longest wait that a caller may ask for: a day."""
 
 OFF_LOOP_JSON_BYTES = 1024 * 1024
 """JSON from this size on is parsed in a thread: it would hold up every other call, and in ``headrace serve`` the
@@ -57,7 +52,7 @@ async def _infer(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
     headers = request.headers
     # Before the body is parsed (SEMANTICS PB-33), and the raw form needs the signature (BN-07).
     route = gateway.route(target.model, target.version)
-    deadline_ms = _deadline_ms(gateway, headers.get(TIMEOUT_HEADER))
+    deadline_ms = call.deadline_ms()
     header_length = _header_length(headers.get(LENGTH_HEADER))
     body = await call.body()
     if (len(body) if header_length is None else header_length) < OFF_LOOP_JSON_BYTES:
@@ -67,7 +62,7 @@ async def _infer(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
     asked = call.forwarded(asked)
     version = str(int(target.version)) if target.version else ""
     response = await gateway.infer(
-        target.model, version, asked, deadline_ms=deadline_ms, extra=_trace(request), keyed=keyed
+        target.model, version, asked, deadline_ms=deadline_ms, extra=call.trace(), keyed=keyed
     )
     is_binary = wants_binary(asked)
     shown_bytes = total_bytes = 0
@@ -88,20 +83,6 @@ async def _infer(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
     return web.Response(body=answer, headers=found)
 
 
-def _deadline_ms(gateway: Gateway, raw: str | None) -> int:
-    """Return the call's own deadline, ms since the epoch; 0 without the header."""
-    if raw is None:
-        return 0
-    wait = int(raw) if raw.isascii() and raw.isdigit() and len(raw) <= 12 else 0
-    if not 1 <= wait <= MAX_TIMEOUT_MS:
-        raise InvalidRequest(
-            f"header '{TIMEOUT_HEADER}' is {raw[:60]!r}, expected milliseconds from 1 to "
-            f"{MAX_TIMEOUT_MS}",
-            reason=Reason.INVALID_HEADER,
-        )
-    return gateway.now_ms() + wait
-
-
 def _header_length(raw: str | None) -> int | None:
     """Return the length of the JSON part, None where the whole body is JSON (BN-01)."""
     if raw is None:
@@ -112,16 +93,3 @@ def _header_length(raw: str | None) -> int | None:
             reason=Reason.INVALID_HEADER,
         )
     return int(raw)
-
-
-def _trace(request: web.BaseRequest) -> tuple[Header, ...]:
-    """Return the caller's trace context as record headers."""
-    parent = request.headers.get(TRACEPARENT)
-    if parent is None:
-        return ()
-    state = request.headers.get(TRACESTATE)
-    # aiohttp hands out bytes that are no UTF-8 as surrogates; on a record they are opaque, and come back as they came.
-    found: tuple[Header, ...] = ((TRACEPARENT, parent.encode("utf-8", "surrogateescape")),)
-    if state is None:
-        return found
-    return (*found, (TRACESTATE, state.encode("utf-8", "surrogateescape")))

@@ -24,6 +24,8 @@ class Kind(StrEnum):
     MODEL_READY = auto()
     CONFIG = auto()
     INFER = auto()
+    GENERATE = auto()
+    GENERATE_STREAM = auto()
     INDEX = auto()
     CONTROL = auto()
     OPENAPI = auto()
@@ -38,6 +40,8 @@ GROUPS: Mapping[Kind, Group] = {
     Kind.MODEL_READY: Group.HEALTH,
     Kind.CONFIG: Group.MODEL_CONFIG,
     Kind.INFER: Group.INFERENCE,
+    Kind.GENERATE: Group.INFERENCE,
+    Kind.GENERATE_STREAM: Group.INFERENCE,
     Kind.INDEX: Group.MODEL_REPOSITORY,
     Kind.CONTROL: Group.MODEL_REPOSITORY,
     Kind.OPENAPI: Group.METADATA,
@@ -84,8 +88,8 @@ _OF_MODEL = {
     "config": (Kind.CONFIG, _GET, ""),
     "infer": (Kind.INFER, _POST, ""),
     "stats": (Kind.ABSENT, _GET, "the statistics extension"),
-    "generate": (Kind.ABSENT, _POST, "the generate extension"),
-    "generate_stream": (Kind.ABSENT, _POST, "the generate extension"),
+    "generate": (Kind.GENERATE, _POST, ""),
+    "generate_stream": (Kind.GENERATE_STREAM, _POST, ""),
     "trace/setting": (Kind.ABSENT, _BOTH, "the trace extension"),
 }
 _SHARED_MEMORY_VERBS = {"status": _GET, "register": _POST, "unregister": _POST}

@@ -311,7 +311,6 @@ def exact(session, path):
         ("POST", "/v2/repository/models/%2E%2E/unload", 503, "if polling is enabled"),
         ("POST", "/v2/repository/r/index", 501, "not offered"),
         ("GET", "/v2/models/stats", 501, "statistics"),
-        ("POST", "/v2/models/echo/generate", 501, "generate"),
         ("GET", "/v2/systemsharedmemory/status", 501, "shared memory"),
     ],
 )

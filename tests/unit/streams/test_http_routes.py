@@ -26,7 +26,7 @@ from headrace.streams.http_routes import Kind, resolve
         ("/v2/repository/r/models/m/load", Kind.ABSENT, "", ""),
         ("/v2/models/stats", Kind.ABSENT, "", ""),
         ("/v2/models/m/versions/1/stats", Kind.ABSENT, "m", "1"),
-        ("/v2/models/m/generate_stream", Kind.ABSENT, "m", ""),
+        ("/v2/models/m/generate_stream", Kind.GENERATE_STREAM, "m", ""),
         ("/v2/models/m/trace/setting", Kind.ABSENT, "m", ""),
         ("/v2/systemsharedmemory/status", Kind.ABSENT, "", ""),
         ("/v2/cudasharedmemory/region/r/register", Kind.ABSENT, "", ""),
