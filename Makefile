@@ -12,6 +12,8 @@ JOBS ?= 2
 FAULT ?=
 TIMES ?=
 MODE ?=
+# Calls that `make fuzz` makes.
+CASES ?= 100000
 # Storms that `make simulate` plays of each kind.
 SEEDS ?= 10000
 
@@ -19,7 +21,7 @@ SEEDS ?= 10000
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo demo-speech test simulate chaos check lint format bench wheel requirements clean
+.PHONY: help setup demo demo-speech test simulate chaos fuzz check lint format bench wheel requirements clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -52,6 +54,9 @@ simulate: $(STAMP) ## Play storms of crashes, zombies and rebalances on virtual 
 chaos: $(STAMP) ## Break brokers, workers, networks and a disk under load on three brokers (FAULT, TIMES, MODE).
 	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m chaos.run \
 	    $(if $(FAULT),--fault $(FAULT)) $(if $(TIMES),--times $(TIMES)) $(if $(MODE),--mode $(MODE))
+
+fuzz: $(STAMP) ## Call the gateway over HTTP in every wrong way there is (CASES=100000).
+	HEADRACE_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -q -s tests/fuzz $(ARGS)
 
 check: lint ## Format, lint, types, layers, unit and property tests: before each commit.
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/unit tests/properties
