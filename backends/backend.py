@@ -47,11 +47,16 @@ class Instance(Protocol):
     def execute(self, batch: Batch, emit: Callable[[Responses], None]) -> None:
         """Run one batch and emit 0..n responses; blocking, called from the instance's own thread.
 
+        What a decoupled model emits leaves at once where the guarantee is at_least_once, so emit it when it is there;
+        ``emit`` waits where the log takes less than the model gives. Between two responses it may look at
+        `Entry.is_cancelled` and give nothing more to who is gone (SEMANTICS CX-01).
+
         Of a sequence model `Batch.inputs` holds its control and state tensors too, and what becomes of the declared
         states goes into `Responses.states`; one that is left out keeps its value (SEMANTICS SB-06, SB-07, SB-10).
 
         Raises:
-            BackendError: The whole batch failed; nothing emitted so far counts.
+            BackendError: The whole batch failed. Nothing emitted so far counts, but for what has left: run again, a
+                request is given only what comes behind that.
         """
 
     def healthy(self) -> bool:

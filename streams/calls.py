@@ -190,13 +190,16 @@ class Calls:
         *,
         deadline_ms: int,
         extra: tuple[Header, ...],
+        keyed: KeyedCall | None,
     ) -> AsyncGenerator[Streamed, None]:
         """Ask for 0..n answers; see `headrace.streams.gateway.Gateway.stream`. An empty final one is yielded too."""
-        replies: ReplyStream[Reply] = ReplyStream(self._room)
+        hear = None if keyed is None else keyed.hear
+        replies: ReplyStream[Reply] = ReplyStream(self._room, hear)
         call = self._open(route, request, deadline_ms, replies, many=True)
         is_over = False
         try:
-            await self._send(call, route, version, request, (extra, b""), replies)
+            key = b"" if keyed is None else keyed.key
+            await self._send(call, route, version, request, (extra, key), replies)
             while not is_over:
                 reply, is_over = await replies.next()
                 response = await self._values.response(reply, call.deadline_s)
@@ -314,6 +317,8 @@ class Calls:
 
     def _on_response(self, stream: ReplyStream[Reply], record: Record) -> None:
         """Hand one of many replies on; those that come once more are dropped undecoded. An error is the last."""
+        if stream.hear_headers is not None:
+            stream.hear_headers(record.headers)
         place = place_of(record.headers)
         is_error = (find_header(record.headers, STATUS) or b"OK") != b"OK"
         if not is_error and not stream.is_wanted(place):

@@ -329,6 +329,7 @@ class Gateway:
         *,
         deadline_ms: int = 0,
         extra: tuple[Header, ...] = (),
+        keyed: KeyedCall | None = None,
         empty_final: bool = False,
     ) -> AsyncGenerator[Streamed, None]:
         """Ask a model and yield its answers as they come: 0..n of a decoupled one, the one of any other.
@@ -342,6 +343,8 @@ class Gateway:
             request: Goes to the model.
             deadline_ms: Of the whole stream, ms since the epoch; 0 is the default wait.
             extra: Further record headers.
+            keyed: Its idempotency key; the responses of a repeat are those of the first, and under a key all come
+                together (DELIVERY P-17).
             empty_final: Yield a final response without outputs too, which only says that nothing follows.
 
         Yields:
@@ -356,7 +359,9 @@ class Gateway:
         code = Code.CANCELLED
         try:
             async with aclosing(
-                self._calls.stream(route, version, request, deadline_ms=deadline_ms, extra=extra)
+                self._calls.stream(
+                    route, version, request, deadline_ms=deadline_ms, extra=extra, keyed=keyed
+                )
             ) as responses:
                 async for streamed in responses:
                     if streamed.final:

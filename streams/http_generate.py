@@ -18,8 +18,9 @@ from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.v2json import write_error
 from headrace.streams.http_call import Handler, HttpCall
 from headrace.streams.http_errors import JSON_TYPE
-from headrace.streams.http_infer import OFF_LOOP_JSON_BYTES, OFF_LOOP_SHOWN_BYTES
+from headrace.streams.http_infer import OFF_LOOP_JSON_BYTES, OFF_LOOP_SHOWN_BYTES, answer_keyed
 from headrace.streams.http_routes import Kind
+from headrace.streams.idempotency import REPLAYED_HEADER, KeyedCall
 from headrace.streams.streamed import Streamed
 
 logger = logging.getLogger(__name__)
@@ -27,16 +28,29 @@ logger = logging.getLogger(__name__)
 EVENTS_TYPE = "text/event-stream; charset=utf-8"
 
 
-async def generate(call: HttpCall) -> web.Response:
+async def generate(call: HttpCall) -> web.StreamResponse:
     """Answer with the one response that the model gives (GN-04).
 
     Raises:
         InferError: Of whatever kind; `BackendError` where the model gave none, or more than one.
     """
+    return await answer_keyed(call, _generate)
+
+
+async def generate_stream(call: HttpCall) -> web.StreamResponse:
+    """Answer with an event for each response, as they come (GN-05).
+
+    Raises:
+        InferError: The first response was this error; the caller makes a plain answer of it.
+    """
+    return await answer_keyed(call, _generate_stream)
+
+
+async def _generate(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
     asked = await _asked(call)
     only: InferResponse | None = None
     count = 0
-    async with aclosing(_stream(call, asked)) as responses:
+    async with aclosing(_stream(call, asked, keyed)) as responses:
         async for streamed in responses:
             only, count = streamed.response, count + 1
             if count > 1:
@@ -49,17 +63,14 @@ async def generate(call: HttpCall) -> web.Response:
     return web.Response(body=await _written(only), headers={"Content-Type": JSON_TYPE})
 
 
-async def generate_stream(call: HttpCall) -> web.StreamResponse:
-    """Answer with an event for each response, as they come (GN-05).
-
-    Raises:
-        InferError: The first response was this error; the caller makes a plain answer of it.
-    """
+async def _generate_stream(call: HttpCall, keyed: KeyedCall | None) -> web.StreamResponse:
     asked = await _asked(call)
-    async with aclosing(_stream(call, asked)) as responses:
+    async with aclosing(_stream(call, asked, keyed)) as responses:
         first = await anext(responses, None)
         event = b"" if first is None else _event(await _written(first.response))
         answer = web.StreamResponse(headers={"Content-Type": EVENTS_TYPE})
+        if keyed is not None and keyed.is_replayed:
+            answer.headers[REPLAYED_HEADER] = "true"
         await answer.prepare(call.request)
         try:
             await _send(call, answer, event)
@@ -119,11 +130,18 @@ async def _asked(call: HttpCall) -> InferRequest:
     return call.forwarded(await asyncio.to_thread(parse_generate, body, route.signature))
 
 
-def _stream(call: HttpCall, asked: InferRequest) -> AsyncGenerator[Streamed, None]:
+def _stream(
+    call: HttpCall, asked: InferRequest, keyed: KeyedCall | None
+) -> AsyncGenerator[Streamed, None]:
     target = call.target
     version = str(int(target.version)) if target.version else ""
     return call.gateway.stream(
-        target.model, version, asked, deadline_ms=call.deadline_ms(), extra=call.trace()
+        target.model,
+        version,
+        asked,
+        deadline_ms=call.deadline_ms(),
+        extra=call.trace(),
+        keyed=keyed,
     )
 
 

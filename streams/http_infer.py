@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from headrace.schemas.errors import InferError, InvalidRequest, Reason
@@ -27,22 +28,33 @@ OFF_LOOP_COPIED_BYTES = 8 * 1024 * 1024
 """The same for tensors that are only copied."""
 
 
-async def infer(call: HttpCall) -> web.Response:
-    """Answer one infer call; one that repeats another, by its key, is told so (DELIVERY P-17).
+async def infer(call: HttpCall) -> web.StreamResponse:
+    """Answer one infer call.
 
     Raises:
         InferError: Of whatever kind; the caller makes an answer of it.
     """
+    return await answer_keyed(call, _infer)
+
+
+async def answer_keyed(
+    call: HttpCall, answer: Callable[[HttpCall, KeyedCall | None], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer a call; one that repeats another, by its key, is told so (DELIVERY P-17).
+
+    Raises:
+        InferError: Of whatever kind.
+    """
     keyed = read_key(call.request.headers.get(KEY_HEADER))
     if keyed is None:
-        return await _infer(call, None)
+        return await answer(call, None)
     try:
-        response = await _infer(call, keyed)
+        response = await answer(call, keyed)
     except InferError as error:
         if not keyed.is_replayed:
             raise
         response = error_response(error)
-    if keyed.is_replayed:
+    if keyed.is_replayed and not response.prepared:
         response.headers[REPLAYED_HEADER] = "true"
     return response
 

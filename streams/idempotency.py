@@ -28,6 +28,10 @@ class KeyedCall:
         self.key = key
         self.is_replayed = False
 
+    def hear(self, headers: Headers) -> None:
+        """Take note of what a reply says."""
+        self.is_replayed = find_header(headers, REPLAYED) == b"true"
+
 
 class KeyedFuture(asyncio.Future[Reply]):
     """What a call with a key waits for; it hears of the reply's headers too."""
@@ -39,7 +43,7 @@ class KeyedFuture(asyncio.Future[Reply]):
 
     def hear(self, headers: Headers) -> None:
         """Take note of what the reply says."""
-        self._keyed.is_replayed = find_header(headers, REPLAYED) == b"true"
+        self._keyed.hear(headers)
 
 
 def reply_future(keyed: KeyedCall | None) -> asyncio.Future[Reply]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from headrace.schemas.errors import InferError, Reason, Unavailable
@@ -85,6 +86,7 @@ class ReplyStream(Generic[Reply]):
 
     Attributes:
         repeated: Replies that had come before, from another worker.
+        hear_headers: Told of each reply's headers, where somebody wants to know them.
     """
 
     __slots__ = (
@@ -96,12 +98,16 @@ class ReplyStream(Generic[Reply]):
         "_next",
         "_ready",
         "_room",
+        "hear_headers",
         "repeated",
     )
 
-    def __init__(self, room: StreamRoom) -> None:
+    def __init__(
+        self, room: StreamRoom, hear_headers: Callable[[Headers], None] | None = None
+    ) -> None:
         """Start with nothing heard."""
         self.repeated = 0
+        self.hear_headers = hear_headers
         self._room = room
         self._held = 0
         self._next = 0

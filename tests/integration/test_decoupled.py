@@ -3,102 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import pytest
+from decoupled_kit import TOPOLOGY, decoupled, record_of, request, stream, told
 from headrace.schemas.codec import decode_response, encode_request
 from headrace.schemas.errors import BackendError, InferError, Reason
-from headrace.schemas.headers import RequestOptions
-from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import (
-    AVRO,
-    FINAL,
     REASON,
     REPLAYED,
-    RESPONSE_INDEX,
-    STATUS,
     Out,
-    Record,
 )
-from headrace.schemas.tensor import Tensor
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import Log, Mode
 from headrace.streams.memory import MemoryLog
 from headrace.streams.topology import Topology
-from service_kit import Producer, Service, Tap, committed, serving, until, write_models
-
-TOPOLOGY = Topology(prefix="d", partitions=2, reply_partitions=2)
-
-
-def config(**parameters: str) -> str:
-    """Return an identity model with a script, as a configuration."""
-    script = "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-        for key, value in parameters.items()
-    )
-    return f"""
-backend: "identity"
-max_batch_size: 8
-input [{{ name: "INPUT0" data_type: TYPE_INT32 dims: [-1] }}]
-output [{{ name: "OUTPUT0" data_type: TYPE_INT32 dims: [-1] }}]
-model_transaction_policy {{ decoupled: true }}
-{script}"""
-
-
-@asynccontextmanager
-async def decoupled(
-    root: Path,
-    *,
-    log: Log | None = None,
-    topology: Topology = TOPOLOGY,
-    batching: str = "",
-    mode: Mode = Mode.AT_LEAST_ONCE,
-    **parameters: str,
-) -> AsyncIterator[Service]:
-    """Serve a decoupled model ``m`` with a script."""
-    write_models(root, {"m": config(**parameters) + batching})
-    async with (
-        log or MemoryLog() as opened,
-        serving(opened, root, topology, delivery=mode) as service,
-        asyncio.timeout(60),
-    ):
-        yield service
-
-
-def request(*values: int, id_: str = "") -> InferRequest:
-    tensor = Tensor.from_numpy("INPUT0", np.array([values], np.int32).reshape(1, len(values)))
-    return InferRequest((tensor,), id=id_)
-
-
-async def stream(service: Service, *values: int, empty_final: bool = False) -> list[list[int]]:
-    """Return the values of each response; an empty list is one without outputs."""
-    found = []
-    responses = service.gateway.stream("m", "", request(*values), empty_final=empty_final)
-    async with aclosing(responses):
-        async for response, _ in responses:
-            found.append([v for t in response.outputs for v in t.numpy().reshape(-1).tolist()])
-    return found
-
-
-def told(record: Record) -> tuple[str, str, str]:
-    """Return status, response index and whether it is final, as an answer's headers say."""
-    headers = dict(record.headers)
-    return (
-        headers[STATUS].decode(),
-        headers.get(RESPONSE_INDEX, b"-").decode(),
-        headers.get(FINAL, b"-").decode(),
-    )
-
-
-def record_of(*values: int, partition: int = 0, key: bytes = b"") -> Out:
-    raw, headers = encode_request(request(*values), AVRO, RequestOptions(idempotency_key=key))
-    return Out(TOPOLOGY.requests("m"), partition, None, raw, headers)
+from service_kit import (
+    Producer,
+    Tap,
+    committed,
+    loaded,
+    until,
+    working,
+)
 
 
 async def test_DC01_a_response_for_each_element_and_the_last_is_final(tmp_path):
@@ -286,70 +217,21 @@ async def test_DC01_records_get_their_responses_on_the_results_topic(tmp_path):
         assert all(at == end for at, end in found.values())
 
 
-async def generate(service: Service, kind: str, body: object, **headers: str):
-    """Post to a generate route; returns status, content type and text."""
-    data = body if isinstance(body, (str, bytes)) else json.dumps(body)
-    async with service.session.post(
-        f"/v2/models/m/{kind}", data=data, headers=headers
-    ) as response:
-        return response.status, response.headers["Content-Type"], await response.text()
-
-
-def events(text: str) -> list[dict[str, object]]:
-    """Return the JSON of each event; nothing else may stand in the stream."""
-    parts = text.split("\n\n")
-    assert parts.pop() == ""
-    assert all(part.startswith("data: ") for part in parts)
-    return [json.loads(part.removeprefix("data: ")) for part in parts]
-
-
-async def test_GN05_generate_stream_sends_an_event_for_each_response(tmp_path):
-    """Also GN-03: one element is a scalar; GN-06 and DC-02: an empty end is no event."""
-    async with decoupled(tmp_path, responses="each", empty_final="true") as service:
-        body = {"INPUT0": [4, 5], "id": "mine"}
-        status, kind, text = await generate(service, "generate_stream", body)
-        assert (status, kind) == (200, "text/event-stream; charset=utf-8")
-        common = {"id": "mine", "model_name": "m", "model_version": "1"}
-        assert events(text) == [{**common, "OUTPUT0": 4}, {**common, "OUTPUT0": 5}]
-        assert await generate(service, "generate_stream", {"INPUT0": []}) == (200, kind, "")
-
-
-async def test_GN04_generate_wants_exactly_one_response(tmp_path):
-    """One, whether its end comes alone or not; none and two are errors, the second cancels the rest."""
-    async with decoupled(tmp_path, responses="each", empty_final="true") as service:
-        status, kind, text = await generate(service, "generate", {"INPUT0": 4})
-        assert (status, kind, json.loads(text)["OUTPUT0"]) == (200, "application/json", 4)
-        for elements in ([], [4, 5]):
-            status, kind, text = await generate(service, "generate", {"INPUT0": elements})
-            assert (status, kind) == (500, "application/json")
-            assert "generate expects model to produce exactly 1 response" in text
+async def test_D1_a_stream_outlives_its_worker_and_nothing_comes_twice(tmp_path):
+    """Another worker takes over and begins anew; what its client has already is dropped by its index."""
+    gate = tmp_path / "gate"
+    script = {"responses": "each", "response_at": "2", "block_until_file": str(gate)}
+    async with decoupled(tmp_path / "models", **script) as service:
+        responses = service.gateway.stream("m", "", request(1, 2, 3, 4))
+        async with aclosing(responses), AsyncExitStack() as stack:
+            found = [(await anext(responses)).response.outputs[0].numpy().item() for _ in range(2)]
+            await service.crash_worker()
+            gate.touch()
+            repository = await stack.enter_async_context(loaded(tmp_path / "models"))
+            await stack.enter_async_context(
+                working(service.log, repository, TOPOLOGY, worker_id="w2")
+            )
+            found += [r.outputs[0].numpy().item() async for r, _ in responses]
+        assert found == [1, 2, 3, 4]
+        assert service.gateway.repeated_responses == 2
         assert service.gateway.open_calls == 0
-
-
-@pytest.mark.parametrize("at", [0, 1])
-async def test_GN05_the_first_response_fixes_the_status(tmp_path, at):
-    """An error first is a plain answer with its code; behind a response it is an event."""
-    async with decoupled(tmp_path, responses="each", response_error_at=str(at)) as service:
-        status, kind, text = await generate(service, "generate_stream", {"INPUT0": [1, 2, 3]})
-        if at == 0:
-            assert (status, kind) == (500, "application/json")
-            assert "response 0" in json.loads(text)["error"]
-        else:
-            assert status == 200
-            value, error = events(text)
-            assert value["OUTPUT0"] == 1
-            assert list(error) == ["error"]
-
-
-async def test_GN06_closing_the_connection_cancels(tmp_path):
-    """CX-01: the client has an event and goes; the model stops, and nothing stays open."""
-    async with decoupled(tmp_path, responses="1000", response_delay_ms="5") as service:
-        async with service.session.post(
-            "/v2/models/m/generate_stream", data='{"INPUT0": 1}'
-        ) as response:
-            await response.content.readuntil(b"\n\n")
-            response.close()
-        await until(lambda: service.gateway.abandoned == 1, "the close was noticed")
-        await until(lambda: service.settled("m"), "the model stopped")
-        assert service.gateway.open_calls == 0
-        assert service.counts("m").failure["CANCELED"] == 1
