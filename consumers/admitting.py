@@ -15,6 +15,7 @@ from headrace.consumers.remembered_answers import RememberedAnswers, refuse_keye
 from headrace.consumers.replays import replayed
 from headrace.schemas.batch import Entry
 from headrace.schemas.idempotency import not_remembered
+from headrace.schemas.requests import Decoded
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,22 @@ class Admitting:
     def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
         """Answer entries with their errors."""
         self._worker.answering.refuse(refusals, dead_letters=dead_letters)
+
+    def fail(self, part: Partition, decoded: Decoded) -> None:
+        """Answer failures; the one of a request that ended its workers is remembered under its key (P-14, P-17).
+
+        Else whoever repeats it would end as many again.
+        """
+        failures = decoded.failures
+        keyed = set(decoded.keyed) & {failure.entry for failure in failures}
+        if keyed:
+            asked = [failure.entry for failure in failures if failure.entry in keyed]
+            leading = set(self.screen(part, 0, asked))
+            failures = [f for f in failures if f.entry not in keyed or f.entry in leading]
+        self.refuse(
+            [Refusal(failure.entry, failure.error) for failure in failures],
+            dead_letters=[failure.entry for failure in failures if failure.dead_letter],
+        )
 
     def screen(self, part: Partition, version: int, entries: Sequence[Entry]) -> list[Entry]:
         """Answer repeats with what is remembered, or let them follow; returns the others."""

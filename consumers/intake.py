@@ -43,6 +43,9 @@ class Admission(Protocol):
     def refuse(self, refusals: Iterable[Refusal], *, dead_letters: Sequence[Entry] = ()) -> None:
         """Answer entries with their errors; ``dead_letters`` are copied to the dead-letter topic too."""
 
+    def fail(self, part: Partition, decoded: Decoded) -> None:
+        """Answer records that became no request, or are not run any more, with their errors."""
+
     def screen(self, part: Partition, version: int, entries: Sequence[Entry]) -> list[Entry]:
         """Take requests some of which have an idempotency key; returns those that are to be queued (P-17)."""
 
@@ -303,10 +306,7 @@ class Intake:
 
     def _offer_requests(self, part: Partition, decoded: Decoded) -> None:
         if decoded.failures:
-            self._admission.refuse(
-                [Refusal(failure.entry, failure.error) for failure in decoded.failures],
-                dead_letters=[f.entry for f in decoded.failures if f.dead_letter],
-            )
+            self._admission.fail(part, decoded)
         for version, entries in decoded.by_version.items():
             refusals = self._screen(entries)
             fit = entries

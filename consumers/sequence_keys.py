@@ -15,7 +15,7 @@ from headrace.consumers.keys import KeyTables
 from headrace.consumers.replays import kept_answer, replayed
 from headrace.schemas.answers import Answer
 from headrace.schemas.batch import Entry
-from headrace.schemas.errors import InferError
+from headrace.schemas.errors import InferError, WorkerCrashed
 from headrace.schemas.idempotency import key_reused
 from headrace.schemas.record import TP
 from headrace.schemas.remembered import KeptAnswer
@@ -103,8 +103,10 @@ class SequenceKeys:
         assert table is not None, "what is admitted has been taken over"
         now_ms = self.keys.now_ms()
         for entry in keyed:
-            if entry.error is not None or not entry.sequence_id:
-                continue  # answered with that error
+            if not entry.sequence_id or not (
+                entry.error is None or isinstance(entry.error, WorkerCrashed)
+            ):
+                continue  # answered with that error, which a repeat may mend
             scope = sequence_key(entry.sequence_id)
             if entry.record.offset > self._finished(tp, scope):
                 self._screen(table, scope, entry, now_ms)
@@ -124,6 +126,7 @@ class SequenceKeys:
             entry.error = key_reused(key)
             return
         repeat = entry.error = Repeat(answers)
+        entry.dead_letter = False
         self.keys.wait(table, 1)
         if leader is not None:
             self._followers.setdefault(leader, []).append(repeat)

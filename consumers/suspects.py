@@ -138,7 +138,8 @@ class Suspects:
             for entry in entries:
                 entry.set_attempt(entry.attempt + deaths)
             return decoded
-        return Decoded({}, [self._quarantine(entry, deaths) for entry in entries])
+        given_up = [self._quarantine(entry, deaths) for entry in entries]
+        return Decoded({}, given_up, decoded.keyed)
 
     def room_made(self) -> None:
         """Look again whether what runs is finished."""

@@ -15,6 +15,7 @@ from headrace.deploy.inputs import InputSpec
 from headrace.schemas import v2json
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.tensor import datatype_of
+from headrace.streams.idempotency import KEY_HEADER, REPLAYED_HEADER
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -23,11 +24,19 @@ class HttpClient:
     """A V2 client. An async context manager. Its bearer token, where one is needed, is the variable HEADRACE_TOKEN's.
 
     Every failure is a `CommandFailed` with what the server said, or that it cannot be reached.
+
+    Attributes:
+        is_replayed: The latest answer is that of an earlier request with the same idempotency key.
     """
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
-        """Keep the server's root, such as ``http://127.0.0.1:8000``, and how long a call may take."""
+    def __init__(self, url: str, *, timeout_s: float, key: str = "") -> None:
+        """Keep the server's root, such as ``http://127.0.0.1:8000``, and how long a call may take.
+
+        ``key`` is the idempotency key of requests; ``""`` is none.
+        """
         self.url = url.rstrip("/")
+        self.is_replayed = False
+        self._key = key
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -69,9 +78,12 @@ class HttpClient:
         headers = {"Content-Type": "application/json"}
         if length is not None:
             headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
+        if self._key:
+            headers[KEY_HEADER] = self._key
         answer, got = await self._call(
             "POST", _model_path(model, version) + "/infer", body, headers
         )
+        self.is_replayed = got.get(REPLAYED_HEADER) == "true"
         answered = got.get(HEADER_LENGTH)
         return v2json.parse_response(answer, None if answered is None else int(answered))
 

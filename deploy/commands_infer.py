@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from headrace.deploy.client import HttpClient
-from headrace.deploy.console import out, print_table
+from headrace.deploy.console import errors, out, print_table
 from headrace.deploy.failure import CommandFailed
 from headrace.deploy.inputs import InputSpec, example_tensors, tensors_from_arguments
 from headrace.deploy.log_client import LogClient
@@ -81,6 +81,13 @@ def infer(
     timeout_ms: Annotated[
         int, typer.Option("--timeout-ms", min=1, help="Milliseconds to wait for the answer.")
     ] = 60_000,
+    idempotency_key: Annotated[
+        str,
+        typer.Option(
+            "--idempotency-key",
+            help="Key of this request: asked again with it, the model answers as before and does not run again.",
+        ),
+    ] = "",
 ) -> None:
     """Ask a model: over HTTP, or by a record where --bootstrap-servers or --kafka-config is given.
 
@@ -88,12 +95,14 @@ def infer(
     """
     body = _chosen_body(inputs, request, output, example=example)
     client = (
-        LogClient(settings, timeout_ms=timeout_ms)
+        LogClient(settings, timeout_ms=timeout_ms, key=idempotency_key)
         if settings.bootstrap_servers or settings.kafka_config
-        else HttpClient(url, timeout_s=timeout_ms / 1000)
+        else HttpClient(url, timeout_s=timeout_ms / 1000, key=idempotency_key)
     )
     asked = [RequestedOutput(name) for name in output or ()]
     response = asyncio.run(_ask(client, model, model_version, body, inputs or [], asked))
+    if client.is_replayed:
+        errors.print("The answer to an earlier request with this key:")
     print_response(response, as_json=json_out)
 
 

@@ -13,18 +13,29 @@ from headrace.deploy.inputs import InputSpec
 from headrace.deploy.settings import Settings
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.streams.gateway import Gateway, GatewaySettings
+from headrace.streams.idempotency import read_key
 
 LISTEN_S = 20.0
 """Seconds until what workers say must have been read."""
 
 
 class LogClient:
-    """Asks models over Kafka. An async context manager."""
+    """Asks models over Kafka. An async context manager.
 
-    def __init__(self, settings: Settings, *, timeout_ms: int) -> None:
-        """Keep where the brokers are, and how long a call may take."""
+    Attributes:
+        is_replayed: The latest answer is that of an earlier request with the same idempotency key.
+    """
+
+    def __init__(self, settings: Settings, *, timeout_ms: int, key: str = "") -> None:
+        """Keep where the brokers are, and how long a call may take.
+
+        Raises:
+            InvalidRequest: ``key`` is no idempotency key; ``""`` is none.
+        """
+        self.is_replayed = False
         self._settings = settings
         self._timeout_ms = timeout_ms
+        self._keyed = read_key(key or None)
         self._stack = AsyncExitStack()
         self._gateway: Gateway | None = None
 
@@ -74,4 +85,6 @@ class LogClient:
     async def infer(self, model: str, version: str, request: InferRequest) -> InferResponse:
         """Ask a model by a record and await its reply."""
         assert self._gateway is not None, "entered first"
-        return await self._gateway.infer(model, version, request)
+        response = await self._gateway.infer(model, version, request, keyed=self._keyed)
+        self.is_replayed = self._keyed is not None and self._keyed.is_replayed
+        return response
