@@ -352,7 +352,7 @@ async def test_B64_what_timed_out_in_the_queue_is_never_run(tmp_path: Path) -> N
         assert asker.service.gateway.open_calls == 0
 
 
-async def test_B64_PB49_a_closed_connection_drops_its_request_from_the_queue(
+async def test_B64_PB49_QT07_CX01_a_closed_connection_drops_its_request_from_the_queue(
     tmp_path: Path, logs
 ) -> None:
     """The gateway writes a cancel record, the worker drops what waits and answers nobody; neighbours are served."""
@@ -378,7 +378,7 @@ async def test_B64_PB49_a_closed_connection_drops_its_request_from_the_queue(
         await until(lambda: service.gateway.open_calls == 0)
 
 
-async def test_a_connection_closed_while_its_request_executes_lets_it_finish(
+async def test_CX02_a_connection_closed_while_its_request_executes_lets_it_finish(
     tmp_path: Path,
 ) -> None:
     """SEMANTICS CX-02: executing work is finished and its answer dropped; it runs once."""
@@ -393,7 +393,7 @@ async def test_a_connection_closed_while_its_request_executes_lets_it_finish(
         assert asker.service.gateway.late_replies == 1
 
 
-async def test_a_cancel_that_overtakes_its_request_still_counts(tmp_path: Path) -> None:
+async def test_QT07_KX08_a_cancel_that_overtakes_its_request_still_counts(tmp_path: Path) -> None:
     """The cancel is read before the request: the worker remembers it (QT-07)."""
     topology_held = asking(tmp_path)
     async with topology_held as asker:
