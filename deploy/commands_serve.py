@@ -30,7 +30,13 @@ MODELS = (
     "model_load_retry_count",
     "exit_on_error",
 )
-KAFKA = ("bootstrap_servers", "kafka_config", "topic_prefix", "partitions")
+KAFKA = (
+    "bootstrap_servers",
+    "kafka_config",
+    "topic_prefix",
+    "partitions",
+    "allow_reply_topics",
+)
 GATEWAY = (
     "http_port",
     "metrics_port",
@@ -38,13 +44,15 @@ GATEWAY = (
     "http_timeout_ms",
     "max_pending",
     "max_stream_bytes",
+    "async_window_secs",
+    "max_async_calls",
+    "max_async_bytes",
 )
 WORKER = (
     "worker_port",
     "worker_advertised_url",
     "worker_id",
     "group_instance_id",
-    "allow_reply_topics",
     "max_queued_records",
     "max_queued_bytes",
     "max_partition_span",

@@ -9,13 +9,17 @@ from typing import Annotated
 
 import typer
 from headrace.deploy.broker import named_kafka, open_log, topology_of
-from headrace.deploy.console import out, print_table
+from headrace.deploy.console import hint, out, print_table
 from headrace.deploy.failure import CommandFailed
 from headrace.deploy.loading import repository_paths
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
-from headrace.repository.layout import scan
+from headrace.repository.layout import ModelSource, scan
+from headrace.repository.prepare import LoadSettings, written_config
+from headrace.schemas.config_parameters import read_idempotency_window_ms
+from headrace.schemas.errors import ConfigError
 from headrace.streams.log import TopicSpec
+from headrace.streams.topology import Topology
 
 
 @with_settings(
@@ -25,6 +29,8 @@ from headrace.streams.log import TopicSpec
     "topic_prefix",
     "partitions",
     "idempotency_window_secs",
+    "async_window_secs",
+    "model_config_name",
     "config",
     "log_level",
 )
@@ -47,18 +53,18 @@ def topics(
     """
     paths = repository_paths(settings, path)
     topology = topology_of(settings)
-    window_ms = settings.idempotency_window_secs * 1000
-    specs = list(topology.shared_specs())
-    for model in scan(paths).sources:
-        specs += topology.model_specs(model, window_ms=window_ms)
+    later = topology.async_spec(settings.async_window_secs * 1000)
+    specs = [*topology.shared_specs(), later]
+    for source in scan(paths).sources.values():
+        specs += specs_of(topology, source, settings)
     existing, warnings = asyncio.run(_look(settings, specs, create=create))
     rows = [
         (
             spec.name,
-            spec.partitions if existing.get(spec.name) is None else existing[spec.name],
+            existing.get(spec.name, spec.partitions),
             ", ".join(f"{name}={value}" for name, value in spec.settings.items())
             or "the broker's",
-            "no" if existing.get(spec.name) is None else "yes",
+            _exists(spec.name in existing, is_made_later=spec is later),
         )
         for spec in sorted(specs, key=lambda spec: spec.name)
     ]
@@ -68,6 +74,24 @@ def topics(
     missing = sum(row[3] == "no" for row in rows)
     if missing:
         raise CommandFailed(f"{missing} topics do not exist; --create makes them")
+
+
+def specs_of(topology: Topology, source: ModelSource, settings: Settings) -> Sequence[TopicSpec]:
+    """Return a model's topics: what it needs beside requests and results stands in its configuration."""
+    window_ms = settings.idempotency_window_secs * 1000
+    is_stateful = False
+    try:
+        config = written_config(source, LoadSettings(config_name=settings.model_config_name))
+        own = read_idempotency_window_ms(config.parameters, "")
+        window_ms = window_ms if own is None else own
+        is_stateful = config.sequence_batching is not None
+    except ConfigError as exc:
+        hint(f"{exc}; the topics of model '{source.name}' are those of a model without sequences")
+    return topology.model_specs(source.name, stateful=is_stateful, window_ms=window_ms)
+
+
+def _exists(exists: bool, *, is_made_later: bool) -> str:
+    return "yes" if exists else "when first used" if is_made_later else "no"
 
 
 async def _look(

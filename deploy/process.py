@@ -43,6 +43,7 @@ from headrace.deploy.welcome import Addresses, print_welcome, url_of
 from headrace.deploy.worker_http import Views, WorkerHttp
 from headrace.repository.repository import Repository
 from headrace.schemas.requests import MAX_RECORD_BYTES
+from headrace.streams.async_table import AsyncBounds
 from headrace.streams.claim_objects import FsspecObjects
 from headrace.streams.claims import Claims
 from headrace.streams.gateway import Gateway, GatewaySettings
@@ -314,6 +315,9 @@ async def _answering(
         max_record_bytes=log.max_record_bytes,
         strict_readiness=settings.strict_readiness,
         max_stream_bytes=settings.max_stream_bytes,
+        later=AsyncBounds(
+            settings.async_window_secs * 1000, settings.max_async_calls, settings.max_async_bytes
+        ),
     )
     guard = guard_of(settings)
     registry = CollectorRegistry()

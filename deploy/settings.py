@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from headrace.deploy.access_settings import AccessSettings
+from headrace.deploy.async_settings import AsyncSettings
 from headrace.deploy.call_settings import CallSettings
 from headrace.deploy.claim_settings import ClaimSettings
 from headrace.deploy.fault_settings import FaultSettings
@@ -56,6 +57,7 @@ class Settings(
     IdempotencySettings,
     StopSettings,
     CallSettings,
+    AsyncSettings,
 ):
     """The settings of one process, read once at its start and never changed."""
 
@@ -174,9 +176,9 @@ class Settings(
     )
     allow_reply_topics: Words = Field(
         (),
-        description="Pattern of topics that a record's reply-topic may name, such as 'orders.*'; "
-        "besides those with the topic prefix. May be given several times.",
-        json_schema_extra=WORKER,
+        description="Pattern of topics that a record's reply-topic may name, or a call's X-Headrace-Reply-Topic, such "
+        "as 'orders.*'; besides those with the topic prefix. May be given several times.",
+        json_schema_extra=BROKER,
     )
     worker_id: str = Field(
         "",

@@ -123,6 +123,17 @@ def config_file(source: ModelSource, settings: LoadSettings) -> str:
     return str(config_path(source, settings.config_name) or source.path)
 
 
+def written_config(source: ModelSource, settings: LoadSettings) -> ModelConfig:
+    """Read a model's configuration as it is written, for who needs no backend: nothing is completed or checked.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    file = config_file(source, settings)
+    with located(file):
+        return config_from_message(_read(source, settings), file=file, directory_name=source.name)
+
+
 def prepare(source: ModelSource, settings: LoadSettings, backends: Backends) -> Prepared:
     """Read, complete and check one model's configuration.
 

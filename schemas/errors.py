@@ -39,6 +39,8 @@ class Reason(StrEnum):
     REPLY_TOPIC_REFUSED = "reply_topic_refused"
     UNKNOWN_MODEL = "unknown_model"
     UNKNOWN_VERSION = "unknown_version"
+    UNKNOWN_REQUEST = "unknown_request"
+    ANSWER_GONE = "answer_gone"
     NOT_READY = "not_ready"
     UNAUTHENTICATED = "unauthenticated"
     RESTRICTED = "restricted"

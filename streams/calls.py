@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 from headrace.schemas.errors import InferError, QueueFull, Reason, Unavailable
 from headrace.schemas.headers import RequestOptions, find_header
 from headrace.schemas.infer import InferRequest, InferResponse
-from headrace.schemas.record import CORRELATION_ID, STATUS, Header, Record
+from headrace.schemas.record import CORRELATION_ID, STATUS, Header, Out, Record
 from headrace.streams.call_records import (
     expired,
     not_produced,
@@ -226,7 +226,7 @@ class Calls:
         """
         model = route.signature.model_name
         try:
-            self._admit(route, request, many=many)
+            self.admit(route, request, many=many)
             now_ms = self._clock_ms()
             left_ms = self._timeout_ms
             if deadline_ms:
@@ -240,7 +240,7 @@ class Calls:
         token = load.opened() if load is not None else 0
         return Call(model, correlation_id, now_ms + left_ms, deadline_s, load, token)
 
-    def _admit(self, route: Route, request: InferRequest, *, many: bool) -> None:
+    def admit(self, route: Route, request: InferRequest, *, many: bool) -> None:
         """Refuse what would surely be refused behind the log (FAULTS B53, SEMANTICS QT-01).
 
         Raises:
@@ -279,11 +279,39 @@ class Calls:
             idempotency_key=more[1],
             extra=more[0],
         )
-        make = partial(request_record, route, version, request, options, spread=self._outbox.turn)
         model = call.model
-        out = await self._values.request(model, request, make, call.deadline_s)
+        out = await self.written(route, version, request, options, call.deadline_s)
         self._timer.wake_at(call.deadline_s)
         self._outbox.send(out, lambda error: _fail(slot, not_produced(model, error)))
+
+    async def written(
+        self,
+        route: Route,
+        version: str,
+        request: InferRequest,
+        options: RequestOptions,
+        deadline_s: float,
+    ) -> Out:
+        """Write the record of an admitted request; a value that is too large for one is stored before.
+
+        Raises:
+            InferError: It cannot be written or stored, or not until ``deadline_s`` by the loop's clock.
+        """
+        make = partial(request_record, route, version, request, options, spread=self._outbox.turn)
+        return await self._values.request(route.signature.model_name, request, make, deadline_s)
+
+    async def deliver(self, out: Out) -> None:
+        """Produce a record and wait for its acknowledgement; `LogError` if there is none."""
+        await self._outbox.deliver(out)
+
+    async def response_of(self, record: Record) -> InferResponse:
+        """Read a reply that no open call waits for.
+
+        Raises:
+            InferError: It is an error, or cannot be read or fetched.
+        """
+        deadline_s = asyncio.get_running_loop().time() + self._timeout_ms / 1_000
+        return await self._values.response(self._values.reply(record), deadline_s)
 
     def _close(self, call: Call) -> None:
         self._pending.discard(call.correlation_id)
@@ -295,8 +323,11 @@ class Calls:
     def _cancel(self, call: Call) -> None:
         """Tell the workers that nobody waits any more (SEMANTICS PB-49, GR-05, CX-01)."""
         self.abandoned += 1
-        cancel = Cancel(call.model, call.correlation_id)
-        out = cancel_record(self._cancels, 0, cancel)
+        self.cancel(call.model, call.correlation_id)
+
+    def cancel(self, model: str, correlation_id: bytes) -> None:
+        """Ask the workers to drop a request that waits in a queue."""
+        out = cancel_record(self._cancels, 0, Cancel(model, correlation_id))
         self._outbox.send(out, lambda error: logger.debug("a cancel was not written: %s", error))
 
     def on_reply(self, record: Record) -> None:

@@ -21,6 +21,8 @@ from headrace.schemas.errors import Code, InferError, LogError, Reason, Unavaila
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import Header
 from headrace.streams.announce import Announcer
+from headrace.streams.async_calls import AsyncCalls
+from headrace.streams.async_table import AsyncBounds
 from headrace.streams.call_observer import Observer
 from headrace.streams.call_values import CallValues
 from headrace.streams.calls import Calls
@@ -58,6 +60,7 @@ class GatewaySettings:
         strict_readiness: Ready needs every version of every model READY (SEMANTICS SV-02).
         max_stream_bytes: Bytes of responses that may wait for the reader of one stream; one that reads more slowly
             loses it. All streams together may hold 16 times that.
+        later: Bounds of calls that are answered later (FAULTS B65).
     """
 
     gateway_id: str = ""
@@ -68,6 +71,7 @@ class GatewaySettings:
     interval_ms: int = DEFAULT_INTERVAL_MS
     strict_readiness: bool = True
     max_stream_bytes: int = DEFAULT_MAX_STREAM_BYTES
+    later: AsyncBounds = AsyncBounds()  # noqa: RUF009  # frozen
 
 
 class Gateway:
@@ -77,6 +81,7 @@ class Gateway:
         settings: As given.
         gateway_id: Its name.
         fleet: What workers say.
+        async_calls: Those that are answered later.
         is_leaving: It is not ready any more, though calls are still taken until it drains.
     """
 
@@ -110,6 +115,7 @@ class Gateway:
             is_listening=lambda: self.is_listening,
             clock_ms=clock_ms,
         )
+        self.async_calls = AsyncCalls(log, topology, settings.later, self._calls, clock_ms)
         self._watch = StatusWatch(log, topology.status, clock_ms)
         self.fleet: Fleet = self._watch.fleet
         self._replies = Replies(
@@ -161,6 +167,7 @@ class Gateway:
         """Answer what is open with 503, leave the status topic and close; drain first if you can."""
         self.is_leaving = True
         self._calls.close()
+        self.async_calls.close()
         for loop in self._loops:
             loop.cancel()
         try:

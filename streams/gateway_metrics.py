@@ -80,6 +80,11 @@ class GatewayMetrics(Collector):
             "Bytes of responses that wait for the clients of streams",
             gateway.waiting_bytes,
         )
+        yield GaugeMetricFamily(
+            "headrace_gateway_async_calls",
+            "Accepted calls of all gateways that wait for their answers, as far as this one reads them",
+            gateway.async_calls.table.waiting,
+        )
         for name, text, value in (
             (
                 "repeated_responses",
@@ -89,6 +94,11 @@ class GatewayMetrics(Collector):
             ("late_replies", "Replies that came after their call ended", gateway.late_replies),
             ("foreign_replies", "Other gateways' replies, dropped", gateway.foreign_replies),
             ("abandoned_calls", "Calls whose caller went away", gateway.abandoned),
+            (
+                "dropped_async_answers",
+                "Accepted calls and their answers that were dropped before their time",
+                gateway.async_calls.table.dropped,
+            ),
             ("corrupt_statuses", "Status records that were no status", gateway.fleet.corrupt),
         ):
             yield CounterMetricFamily(f"headrace_gateway_{name}", text, value)

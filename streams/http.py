@@ -13,14 +13,13 @@ from typing import Self
 
 from aiohttp import web
 from headrace.schemas.errors import ConfigError, InferError, Unsupported
-from headrace.streams import http_generate, http_models, openapi
+from headrace.streams import http_async, http_generate, http_models, openapi
 from headrace.streams.access import Access
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import ENCODINGS
 from headrace.streams.http_call import Handler, HttpCall, HttpSettings
 from headrace.streams.http_connections import BoundedServer
 from headrace.streams.http_errors import error_response, text_error
-from headrace.streams.http_infer import infer
 from headrace.streams.http_routes import GROUPS, Kind, resolve
 from headrace.streams.tls import ServerTls
 
@@ -121,7 +120,7 @@ class HttpServer:
 
 
 _HANDLERS: Mapping[Kind, Handler] = {
-    Kind.INFER: infer,
+    **http_async.HANDLERS,
     **http_generate.HANDLERS,
     **http_models.HANDLERS,
     **openapi.HANDLERS,

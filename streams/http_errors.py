@@ -30,6 +30,7 @@ STATUS_BY_REASON = {
     Reason.RESTRICTED: 403,  # SEMANTICS PB-22
     Reason.DEADLINE_PASSED: 504,  # the caller's own deadline, not a queue policy's (QT-04)
     Reason.IDEMPOTENCY_KEY_REUSED: 422,  # by the draft that names the header, and by whoever offers it
+    Reason.ANSWER_GONE: 410,  # to a call that was accepted with 202, and not fetched in time (FAULTS B65)
     Reason.TOO_LARGE: 413,  # above what a record may hold (FAULTS B57)
     Reason.ANSWER_TOO_LARGE: 507,  # the model's doing, not the caller's
     # The caller names no value in the store; the gateway does. One that is gone is stored anew by the next call.

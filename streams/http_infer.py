@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from headrace.schemas.errors import InferError, InvalidRequest, Reason
+from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import HEADER_LENGTH
-from headrace.schemas.v2json import parse_request, wants_binary, write_response
+from headrace.schemas.v2json import Binary, parse_request, wants_binary, write_response
 from headrace.streams.http_body import compressed_response
 from headrace.streams.http_call import HttpCall
 from headrace.streams.http_errors import JSON_TYPE, error_response
@@ -61,22 +62,41 @@ async def answer_keyed(
 
 async def _infer(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
     gateway, request, target, _ = call
-    headers = request.headers
+    deadline_ms = call.deadline_ms()
+    asked = await read_request(call)
+    version = str(int(target.version)) if target.version else ""
+    response = await gateway.infer(
+        target.model, version, asked, deadline_ms=deadline_ms, extra=call.trace(), keyed=keyed
+    )
+    return await write_answer(request, response, wants_binary(asked))
+
+
+async def read_request(call: HttpCall) -> InferRequest:
+    """Read the request of an infer call.
+
+    Raises:
+        InferError: Of whatever kind.
+    """
+    gateway, request, target, _ = call
     # Before the body is parsed (SEMANTICS PB-33), and the raw form needs the signature (BN-07).
     route = gateway.route(target.model, target.version)
-    deadline_ms = call.deadline_ms()
-    header_length = _header_length(headers.get(LENGTH_HEADER))
+    header_length = _header_length(request.headers.get(LENGTH_HEADER))
     body = await call.body()
     if (len(body) if header_length is None else header_length) < OFF_LOOP_JSON_BYTES:
         asked = parse_request(body, header_length, route.signature)
     else:
         asked = await asyncio.to_thread(parse_request, body, header_length, route.signature)
-    asked = call.forwarded(asked)
-    version = str(int(target.version)) if target.version else ""
-    response = await gateway.infer(
-        target.model, version, asked, deadline_ms=deadline_ms, extra=call.trace(), keyed=keyed
-    )
-    is_binary = wants_binary(asked)
+    return call.forwarded(asked)
+
+
+async def write_answer(
+    request: web.BaseRequest, response: InferResponse, is_binary: Binary
+) -> web.Response:
+    """Write a response as its caller wants it.
+
+    Raises:
+        InvalidRequest: An output cannot be shown as JSON (PB-45).
+    """
     shown_bytes = total_bytes = 0
     for tensor in response.outputs:
         total_bytes += len(tensor.data)

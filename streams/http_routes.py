@@ -29,6 +29,7 @@ class Kind(StrEnum):
     INDEX = auto()
     CONTROL = auto()
     OPENAPI = auto()
+    REQUEST = auto()
     ABSENT = auto()
 
 
@@ -45,6 +46,7 @@ GROUPS: Mapping[Kind, Group] = {
     Kind.INDEX: Group.MODEL_REPOSITORY,
     Kind.CONTROL: Group.MODEL_REPOSITORY,
     Kind.OPENAPI: Group.METADATA,
+    Kind.REQUEST: Group.INFERENCE,
     Kind.ABSENT: Group.METADATA,
 }
 """Which API group each kind of route belongs to: what it may be restricted with (SEMANTICS PB-22)."""
@@ -58,7 +60,7 @@ class Target(NamedTuple):
         methods: The verbs that it takes.
         model: Model name, or ``""``.
         version: Digits, or ``""``.
-        feature: For an ABSENT route, what it would be; for CONTROL, ``load`` or ``unload``.
+        feature: For an ABSENT route, what it would be; for CONTROL, ``load`` or ``unload``; for REQUEST, its id.
     """
 
     kind: Kind
@@ -71,6 +73,7 @@ class Target(NamedTuple):
 _GET = ("GET",)
 _POST = ("POST",)
 _BOTH = ("GET", "POST")
+_FETCH = ("GET", "DELETE")
 
 _FIXED = {
     "/v2": Target(Kind.SERVER, _GET),
@@ -97,11 +100,12 @@ _SHARED_MEMORIES = ("systemsharedmemory", "cudasharedmemory")
 
 
 def paths() -> Iterator[str]:
-    """Yield every path that there is, as templates with ``{model}``, ``{version}`` and ``{region}``.
+    """Yield every path that there is, as templates with ``{model}``, ``{version}``, ``{region}`` and ``{request}``.
 
     Forms that name a repository (PB-21) are left out: nobody offers them.
     """
     yield from _FIXED
+    yield "/v2/requests/{request}"
     for root in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         for rest in _OF_MODEL:
             yield f"{root}/{rest}" if rest else root
@@ -169,7 +173,13 @@ def _shared_memory_target(parts: list[str]) -> Target | None:
     )
 
 
+def _request_target(parts: list[str]) -> Target | None:
+    """``requests/{id}``: a call that was accepted to be answered later. Not Triton's."""
+    return Target(Kind.REQUEST, _FETCH, feature=parts[0]) if len(parts) == 1 else None
+
+
 _FIRST_PARTS = {
+    "requests": _request_target,
     "models": _model_target,
     "repository": _repository_target,
     **dict.fromkeys(_SHARED_MEMORIES, _shared_memory_target),

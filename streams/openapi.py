@@ -73,13 +73,19 @@ _BODIES: Mapping[Kind, _Body] = {
 _PLACES: Mapping[str, tuple[str, Json]] = {
     "model": ("A model's name.", {"type": "string", "minLength": 1}),
     "version": ("A version number.", {"type": "string", "pattern": "^[0-9]{1,18}$"}),
+    "request": (
+        "The id of a call that was accepted with 202.",
+        {"type": "string", "minLength": 1},
+    ),
     "region": ("A shared memory region's name.", {"type": "string", "minLength": 1}),
 }
 """Parts of paths: what they are, and an example's schema."""
 
 
 def _example(path: str) -> str:
-    return path.replace("{model}", "m").replace("{version}", "1").replace("{region}", "r")
+    for name, example in (("model", "m"), ("version", "1"), ("region", "r"), ("request", "0")):
+        path = path.replace(f"{{{name}}}", example)
+    return path
 
 
 def _path_parameter(name: str) -> Json:

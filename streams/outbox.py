@@ -44,6 +44,7 @@ class Outbox:
         self.turn = first_turn
         self._waiting: list[Item] = []
         self._busy: set[Key | None] = set()  # of what is under way
+        self._receipts: dict[Out, asyncio.Future[None]] = {}  # of records whose sender waits
         self._running = 0
         self._scheduled = False
         self._is_closed = False
@@ -59,6 +60,25 @@ class Outbox:
             return
         self._waiting.append((out, on_error))
         self._schedule()
+
+    async def deliver(self, out: Out) -> None:
+        """Produce a record soon and wait until it is acknowledged; it goes out even if the caller is cancelled.
+
+        Raises:
+            LogError: It is not.
+        """
+        receipt = self._receipts[out] = asyncio.get_running_loop().create_future()
+        self.send(out, lambda error: self._acknowledge(out, error))
+        await receipt
+
+    def _acknowledge(self, out: Out, error: LogError | None) -> None:
+        receipt = self._receipts.pop(out, None)
+        if receipt is None or receipt.done():
+            return
+        if error is None:
+            receipt.set_result(None)
+        else:
+            receipt.set_exception(error)
 
     def close(self) -> None:
         """Start the last publish and take no more; the task group waits for those under way."""
@@ -95,6 +115,10 @@ class Outbox:
         except LogError as error:
             for _, on_error in batch:
                 on_error(error)
+        else:
+            if self._receipts:
+                for out, _ in batch:
+                    self._acknowledge(out, None)
         finally:
             self._running -= 1
             self._busy.difference_update(map(_key, batch))

@@ -94,6 +94,11 @@ class Topology:
         return f"{self.prefix}.replies"
 
     @property
+    def async_replies(self) -> str:
+        """Calls that were accepted with 202, and their answers; read by every gateway that has such calls."""
+        return f"{self.prefix}.async-replies"
+
+    @property
     def cancels(self) -> str:
         """Correlation ids of cancelled calls, read by all workers."""
         return f"{self.prefix}.cancels"
@@ -172,6 +177,16 @@ class Topology:
             TopicSpec(self.status, 1, COMPACTED, self.replication),
             TopicSpec(self.dead_letters, self.partitions, {}, self.replication),
         )
+
+    def async_spec(self, window_ms: int) -> TopicSpec:
+        """Return the topic of calls that were accepted with 202, made by the first of them.
+
+        Args:
+            window_ms: For how long such a call may wait for its answer, and then its answer for its caller, ms.
+        """
+        segment_ms = max(MIN_SEGMENT_MS, min(SEGMENT_MS, window_ms // 4))
+        settings = {"retention.ms": str(2 * window_ms), "segment.ms": str(segment_ms)}
+        return TopicSpec(self.async_replies, self.partitions, settings, self.replication)
 
     def reply_allowed(self, topic: str) -> bool:
         """Say whether a client may have its answer written to this topic."""

@@ -187,3 +187,23 @@ async def test_P18_a_closed_outbox_still_sends_what_waited_for_its_turn():
         outbox.close()  # and the group is left with two records still to be sent
     await ends
     assert publisher.produced == [(b"a", b"0"), (b"a", b"1"), (b"a", b"2")]
+
+
+async def test_B65_who_waits_for_the_acknowledgement_hears_of_it_and_of_a_failure(log):
+    """Beside records whose senders do not wait."""
+    publisher, errors = Counting(log), []
+    async with asyncio.TaskGroup() as group:
+        outbox = Outbox(publisher, group)
+        log.hold_produce()
+        waiting = asyncio.create_task(outbox.deliver(out(1)))
+        outbox.send(out(2), errors.append)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        log.free_produce()
+        await waiting
+        log.fail_produce(1)
+        with pytest.raises(LogError):
+            await outbox.deliver(out(3))
+        outbox.close()
+    assert sorted(r.value for r in log.records("t", 0)) == [b"1", b"2"]
+    assert errors == []
