@@ -14,6 +14,7 @@ from headrace.deploy.access import ACCESS
 from headrace.deploy.broker import named_kafka
 from headrace.deploy.claims import CLAIMS
 from headrace.deploy.console import hint
+from headrace.deploy.grpc_options import GRPC
 from headrace.deploy.loading import repository_paths
 from headrace.deploy.options import with_settings
 from headrace.deploy.process import Parts, run_process
@@ -38,6 +39,7 @@ KAFKA = (
     "allow_reply_topics",
 )
 GATEWAY = (
+    "allow_http",
     "http_port",
     "metrics_port",
     "http_max_input_size",
@@ -47,6 +49,7 @@ GATEWAY = (
     "async_window_secs",
     "max_async_calls",
     "max_async_bytes",
+    *GRPC,
 )
 WORKER = (
     "worker_port",
@@ -142,7 +145,7 @@ def worker(
 
 @with_settings(*KAFKA, *GATEWAY, *ACCESS, *CLAIMS, *PROCESS)
 def gateway(settings: Settings) -> None:
-    """Answer the V2 protocol over HTTP for the models that workers on the same Kafka serve.
+    """Answer the V2 protocol over HTTP and gRPC for the models that workers on the same Kafka serve.
 
     [bold]Examples[/]
 

@@ -32,6 +32,7 @@ from headrace.deploy.broker import (
 from headrace.deploy.claims import claims_of
 from headrace.deploy.console import errors, hint
 from headrace.deploy.failure import port_taken
+from headrace.deploy.grpc_options import grpc_settings_of
 from headrace.deploy.loading import (
     hint_at_batching,
     load_settings_of,
@@ -39,7 +40,7 @@ from headrace.deploy.loading import (
     refuse_failures,
 )
 from headrace.deploy.settings import Settings, option_name
-from headrace.deploy.welcome import Addresses, print_welcome, url_of
+from headrace.deploy.welcome import Addresses, host_port, print_welcome, url_of
 from headrace.deploy.worker_http import Views, WorkerHttp
 from headrace.repository.repository import Repository
 from headrace.schemas.requests import MAX_RECORD_BYTES
@@ -48,6 +49,7 @@ from headrace.streams.claim_objects import FsspecObjects
 from headrace.streams.claims import Claims
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.gateway_metrics import GatewayMetrics
+from headrace.streams.grpc_server import GrpcServer
 from headrace.streams.http import HttpServer
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import Mode
@@ -203,20 +205,27 @@ def _stop_at_signals(stop: asyncio.Event, within_s: float) -> None:
 
 def _check_ports(settings: Settings, parts: Parts) -> None:
     """Refuse a taken port before models are loaded, which may take minutes."""
+    address = settings.http_address
     wanted = []
     if parts.gateway:
-        wanted += ["http_port", *(["metrics_port"] if settings.allow_metrics else [])]
+        grpc_address = settings.grpc_address or address
+        wanted += [
+            ("http_port", address, settings.allow_http),
+            ("grpc_port", grpc_address, settings.allow_grpc and not settings.reuse_grpc_port),
+            ("metrics_port", address, settings.allow_metrics),
+        ]
     if parts.worker:
-        wanted.append("worker_port")
-    family = socket.AF_INET6 if ":" in settings.http_address else socket.AF_INET
-    for name in wanted:
+        wanted.append(("worker_port", address, True))
+    for name, host, is_used in wanted:
+        if not is_used:
+            continue
         port = getattr(settings, name)
-        with socket.socket(family) as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((settings.http_address, port))
+                probe.bind((host, port))
             except OSError as exc:
-                raise port_taken(exc, option_name(name), settings.http_address, port) from exc
+                raise port_taken(exc, option_name(name), host, port) from exc
 
 
 def _hint_at_containers(settings: Settings) -> None:
@@ -320,6 +329,7 @@ async def _answering(
         ),
     )
     guard = guard_of(settings)
+    grpc_settings = grpc_settings_of(settings, settings.http_address, settings.exit_timeout_secs)
     registry = CollectorRegistry()
     counts = GatewayMetrics(registry)
     topology = topology_of(settings)
@@ -338,11 +348,15 @@ async def _answering(
             await stack.enter_async_context(metrics)
             addresses.metrics = url_of(settings.http_address, metrics.port) + "/metrics"
         await gateway.wait_started()
-        http = await stack.enter_async_context(
-            HttpServer(gateway, guard.http, access=guard.access, tls=guard.tls)
-        )
-        scheme = "http" if guard.tls is None else "https"
-        addresses.http = url_of(settings.http_address, http.port, scheme)
+        if settings.allow_http:
+            http = await stack.enter_async_context(
+                HttpServer(gateway, guard.http, access=guard.access, tls=guard.tls)
+            )
+            scheme = "http" if guard.tls is None else "https"
+            addresses.http = url_of(settings.http_address, http.port, scheme)
+        if grpc_settings is not None:
+            grpc = await stack.enter_async_context(GrpcServer(gateway, grpc_settings))
+            addresses.grpc = host_port(grpc_settings.address, grpc.port)
         addresses.is_ready.append(gateway.is_ready)
         addresses.leave.append(gateway.leave)
         yield

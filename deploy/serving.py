@@ -26,6 +26,7 @@ class Service:
     Attributes:
         bootstrap: Address of its broker.
         url: Root of its V2 API.
+        grpc: Host and port of its V2 API over gRPC.
         metrics_url: Root of the gateway's metrics.
         worker_url: Root of the worker's own port.
         log: File with what it prints.
@@ -33,10 +34,11 @@ class Service:
     """
 
     def __init__(self, ports: Sequence[int], log: Path) -> None:
-        """Keep the addresses: ports of broker, V2, metrics and worker; ``log`` is what it prints."""
-        broker, http, metrics, worker = ports
+        """Keep the addresses: ports of broker, V2, gRPC, metrics and worker; ``log`` is what it prints."""
+        broker, http, grpc, metrics, worker = ports
         self.bootstrap = f"127.0.0.1:{broker}"
         self.url = f"http://127.0.0.1:{http}"
+        self.grpc = f"127.0.0.1:{grpc}"
         self.metrics_url = f"http://127.0.0.1:{metrics}"
         self.worker_url = f"http://127.0.0.1:{worker}"
         self.log = log
@@ -107,8 +109,8 @@ async def serving(path: Path, log: Path, options: Sequence[str] = ()) -> AsyncIt
     Raises:
         ConfigError: It does not become ready, or does not end cleanly; the last lines of its log are in the sentence.
     """
-    ports = free_ports(4)
-    names = ("--broker-port", "--http-port", "--metrics-port", "--worker-port")
+    names = ("--broker-port", "--http-port", "--grpc-port", "--metrics-port", "--worker-port")
+    ports = free_ports(len(names))
     addresses = [
         word for name, port in zip(names, ports, strict=True) for word in (name, str(port))
     ]

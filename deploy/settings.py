@@ -23,6 +23,7 @@ from headrace.deploy.async_settings import AsyncSettings
 from headrace.deploy.call_settings import CallSettings
 from headrace.deploy.claim_settings import ClaimSettings
 from headrace.deploy.fault_settings import FaultSettings
+from headrace.deploy.grpc_options import GrpcOptions
 from headrace.deploy.idempotency_settings import IdempotencySettings
 from headrace.deploy.stop_settings import StopSettings
 from headrace.schemas.errors import ConfigError
@@ -55,9 +56,10 @@ class Settings(
     FaultSettings,
     ClaimSettings,
     IdempotencySettings,
-    StopSettings,
     CallSettings,
     AsyncSettings,
+    GrpcOptions,
+    StopSettings,
 ):
     """The settings of one process, read once at its start and never changed."""
 

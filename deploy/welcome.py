@@ -25,10 +25,14 @@ AT_LEAST_ONCE = (
 EXACTLY_ONCE = "exactly once: answers and offsets are committed together; read with isolation.level=read_committed"
 
 
+def host_port(address: str, port: int) -> str:
+    """Return where something listens, as clients name it; an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def url_of(address: str, port: int, scheme: str = "http") -> str:
-    """Return the root of what listens there; an IPv6 address stands in brackets."""
-    host = f"[{address}]" if ":" in address else address
-    return f"{scheme}://{host}:{port}"
+    """Return the root of what listens there."""
+    return f"{scheme}://{host_port(address, port)}"
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class Addresses:
         bootstrap: The broker.
         embedded: It is the embedded one.
         http: Root of the V2 API, or ``""``.
+        grpc: Host and port of V2 over gRPC, or ``""``.
         metrics: Of the gateway, or ``""``.
         worker: Root of the worker's port, or ``""``.
         running: Tasks that must not end before the stop.
@@ -50,6 +55,7 @@ class Addresses:
     bootstrap: str = ""
     embedded: bool = False
     http: str = ""
+    grpc: str = ""
     metrics: str = ""
     worker: str = ""
     running: list[asyncio.Task[None]] = field(default_factory=list)
@@ -68,6 +74,8 @@ def print_welcome(settings: Settings, addresses: Addresses, repository: Reposito
     rows += [("Records", f"{topology.requests(m)} to {topology.results(m)}") for m in models]
     if addresses.http:
         rows.append(("HTTP", f"{addresses.http}/v2"))
+    if addresses.grpc:
+        rows.append(("gRPC", addresses.grpc))
     if addresses.metrics:
         rows.append(("Metrics", addresses.metrics))
     if addresses.worker:

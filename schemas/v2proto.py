@@ -21,6 +21,7 @@ from headrace.schemas.parameters import (
 )
 from headrace.schemas.tensor import Buffer, Datatype, Tensor, datatype_of, join_bytes
 from headrace.schemas.v2json_data import integer_limits
+from headrace.schemas.v2proto_write import write_plain_response
 from tritonclient.grpc import service_pb2
 
 ERROR = "error"
@@ -133,6 +134,8 @@ def write_request(request: InferRequest) -> bytes:
 
 def write_response(response: InferResponse) -> bytes:
     """Write a response with raw contents."""
+    if not response.parameters:
+        return write_plain_response(response)
     return _bytes(to_message(response))
 
 

@@ -181,7 +181,8 @@ async def gateway_process(
     file, log = _files(folder, properties)
     port, metrics = free_ports(2)
     command = ["gateway", "--kafka-config", str(file), "--topic-prefix", prefix]
-    command += ["--http-port", str(port), "--metrics-port", str(metrics), *options]
+    command += ["--http-port", str(port), "--grpc-port", "0", "--metrics-port", str(metrics)]
+    command += options
     with log.open("ab") as out:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "headrace.deploy.cli", *command),

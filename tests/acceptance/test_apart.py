@@ -70,10 +70,11 @@ async def test_two_workers_and_a_gateway_share_a_model_and_one_worker_may_leave(
         prefix,
     )
     ports = free_ports(4)
+    listening = ("--http-port", ports[2], "--grpc-port", "0", "--metrics-port", ports[3])
     worker = ("worker", tmp_path / "m.onnx", *kafka)
     async with (
         process(*worker, "--worker-port", ports[0], "--worker-id", "one"),
-        process("gateway", *kafka, "--http-port", ports[2], "--metrics-port", ports[3]),
+        process("gateway", *kafka, *listening),
         aiohttp.ClientSession() as session,
     ):
         url = f"http://127.0.0.1:{ports[2]}/v2/models/m/infer"

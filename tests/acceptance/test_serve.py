@@ -45,7 +45,7 @@ def addresses(*names):
     return [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
 
 
-ALL_PORTS = ("--broker-port", "--http-port", "--metrics-port", "--worker-port")
+ALL_PORTS = ("--broker-port", "--http-port", "--grpc-port", "--metrics-port", "--worker-port")
 
 
 async def test_it_says_where_it_listens_what_it_loaded_and_what_it_guarantees(tmp_path):
@@ -55,6 +55,7 @@ async def test_it_says_where_it_listens_what_it_loaded_and_what_it_guarantees(tm
         assert re.search(r"my_model\W+1\W+READY\W+up to 4 rows", printed)
         assert f"{service.bootstrap} (embedded broker)" in printed
         assert f"{service.url}/v2" in printed
+        assert service.grpc in printed
         assert "headrace.my_model.requests to headrace.my_model.results" in printed
         assert "at least once; the embedded broker holds its data in memory" in printed
         assert "batches of up to 4 rows were chosen by auto-complete; raise it with" in printed
@@ -199,7 +200,7 @@ async def test_a_taken_port_is_named_with_its_option(tmp_path):
         held.bind(("127.0.0.1", 0))
         held.listen()
         port = held.getsockname()[1]
-        others = addresses("--broker-port", "--metrics-port", "--worker-port")
+        others = addresses("--broker-port", "--grpc-port", "--metrics-port", "--worker-port")
         status, printed = await run_to_end(
             "serve", tmp_path / "m.onnx", "--http-port", port, *others
         )

@@ -484,7 +484,7 @@ async def test_B58_the_command_takes_a_file_of_properties_and_says_why_it_is_not
             command = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "headrace.deploy.cli", "gateway"),
                 *("--kafka-config", str(file), "--topic-prefix", topology.prefix),
-                *("--http-port", str(http), "--metrics-port", str(metrics)),
+                *("--http-port", str(http), "--grpc-port", "0", "--metrics-port", str(metrics)),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "HEADRACE_LOG_LEVEL": "debug"},

@@ -177,3 +177,17 @@ def test_bytes_do_not_depend_on_the_order_of_parameters():
     one = InferRequest((), parameters={"a": 1, "b": 2})
     two = InferRequest((), parameters={"b": 2, "a": 1})
     assert v2proto.write_request(one) == v2proto.write_request(two)
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 70_000])
+@pytest.mark.parametrize("id", ["", "r", "é" * 100])
+def test_what_is_written_without_a_message_is_what_a_message_writes(size, id):  # noqa: A002
+    """Lengths around those at which a number takes one byte more."""
+    outputs = (
+        Tensor("é", Datatype.UINT8, (1, size), memoryview(bytes(size))),
+        Tensor("none", Datatype.BYTES, (), b""),
+        Tensor("wide", Datatype.INT64, (-1, 2**62), b"x"),
+    )
+    for made in (InferResponse(outputs, id, "m", "12"), InferResponse((), id)):
+        expected = v2proto.to_message(made).SerializeToString(deterministic=True)
+        assert v2proto.write_response(made) == expected

@@ -1,0 +1,74 @@
+"""The gRPC server's options: Triton's names and defaults, and what is refused, in which words."""
+
+from pathlib import Path
+
+import pytest
+from headrace.deploy.grpc_options import GRPC, GrpcOptions, grpc_settings_of
+from headrace.deploy.settings import load_settings
+from headrace.schemas.errors import ConfigError
+from headrace.streams.grpc_settings import Compression, GrpcSettings, GrpcTls, channel_options
+
+
+def made(**given):
+    return grpc_settings_of(load_settings(given), "127.0.0.1", 30.0)
+
+
+def test_the_defaults_are_the_servers_own():
+    assert made() == GrpcSettings()
+
+
+def test_every_option_is_offered():
+    assert set(GRPC) | {"allow_http"} == set(GrpcOptions.model_fields)
+
+
+def test_tritons_keep_alive_options_reach_grpcs_core():
+    settings = made(
+        grpc_keepalive_time="1",
+        grpc_keepalive_timeout="2",
+        grpc_keepalive_permit_without_calls="1",
+        grpc_http2_max_pings_without_data="3",
+        grpc_http2_min_recv_ping_interval_without_data="4",
+        grpc_http2_max_ping_strikes="5",
+        grpc_max_connection_age="6",
+        grpc_max_connection_age_grace="7",
+        grpc_max_input_size="8",
+        grpc_infer_response_compression_level="medium",
+    )
+    assert settings.compression is Compression.MEDIUM
+    assert dict(channel_options(settings)) == {
+        "grpc.so_reuseport": 0,
+        "grpc.max_receive_message_length": 8,
+        "grpc.max_send_message_length": -1,
+        "grpc.keepalive_time_ms": 1,
+        "grpc.keepalive_timeout_ms": 2,
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.http2.max_pings_without_data": 3,
+        "grpc.http2.min_ping_interval_without_data_ms": 4,
+        "grpc.http2.max_ping_strikes": 5,
+        "grpc.max_connection_age_ms": 6,
+        "grpc.max_connection_age_grace_ms": 7,
+        "grpc.default_compression_level": 2,
+    }
+
+
+def test_grpc_listens_where_http_does_unless_told():
+    assert grpc_settings_of(load_settings({}), "10.0.0.7", 1.0).address == "10.0.0.7"
+    assert made(grpc_address="::1").address == "::1"
+
+
+def test_neither_server_is_refused_and_grpc_alone_may_be_left_out():
+    assert made(allow_grpc="false") is None
+    with pytest.raises(ConfigError, match="--allow-grpc = false: expected HTTP or gRPC"):
+        made(allow_grpc="false", allow_http="false")
+
+
+def test_tls_needs_its_files():
+    files = {"grpc_server_cert": "c.pem", "grpc_server_key": "k.pem"}
+    assert made(**files).tls is None
+    assert made(grpc_use_ssl="true", **files).tls == GrpcTls(Path("c.pem"), Path("k.pem"))
+    with pytest.raises(ConfigError, match="--grpc-server-cert: expected a PEM file"):
+        made(grpc_use_ssl="true")
+    with pytest.raises(ConfigError, match="--grpc-root-cert: expected a PEM file"):
+        made(grpc_use_ssl_mutual="true", **files)
+    mutual = made(grpc_use_ssl_mutual="1", grpc_root_cert="r.pem", **files).tls
+    assert mutual == GrpcTls(Path("c.pem"), Path("k.pem"), Path("r.pem"), mutual=True)
