@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.schemas.errors import ConfigError
-from headrace.streams.grpc_settings import (
-    DEFAULT_MAX_INPUT_BYTES,
-    DEFAULT_MAX_STREAM_REQUESTS,
-    Compression,
-    GrpcKeepAlive,
-    GrpcSettings,
-    GrpcTls,
-)
+from headrace.streams.grpc_settings import DEFAULT_MAX_INPUT_BYTES, DEFAULT_MAX_STREAM_REQUESTS
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
@@ -21,6 +13,8 @@ GATEWAY: dict[str, Any] = {"panel": "Gateway: gRPC", "flag": False}
 MAX_INT = 2**31 - 1
 
 GRPC = (
+    "grpc_restricted_protocol",
+    "grpc_header_forward_pattern",
     "allow_grpc",
     "grpc_port",
     "grpc_address",
@@ -46,7 +40,7 @@ GRPC = (
 
 
 class GrpcOptions(BaseSettings):
-    """See `headrace.streams.grpc_settings.GrpcSettings`, which `grpc_settings_of` makes of them."""
+    """See `headrace.streams.grpc_settings.GrpcSettings`, which `headrace.deploy.grpc_guard` makes of them."""
 
     allow_http: bool = Field(
         default=True, description="Offer V2 over HTTP.", json_schema_extra={"panel": "Gateway"}
@@ -158,61 +152,3 @@ class GrpcOptions(BaseSettings):
         description="Milliseconds that its calls may then still take; 0 is any time.",
         json_schema_extra=GATEWAY,
     )
-
-
-def grpc_settings_of(
-    options: GrpcOptions, address: str, drain_timeout_s: float
-) -> GrpcSettings | None:
-    """Return the bounds of the gRPC server, None where there shall be none.
-
-    Args:
-        options: Of the process.
-        address: Where HTTP listens: gRPC too, unless it has an address of its own.
-        drain_timeout_s: How long open calls may take on stop.
-
-    Raises:
-        ConfigError: TLS without its files, or neither server is allowed.
-    """
-    if not options.allow_grpc:
-        if not options.allow_http:
-            raise ConfigError(
-                "expected HTTP or gRPC to be allowed: a gateway without both answers nobody",
-                field="--allow-grpc",
-                value="false",
-            )
-        return None
-    return GrpcSettings(
-        address=options.grpc_address or address,
-        port=options.grpc_port,
-        reuse_port=options.reuse_grpc_port,
-        max_input_bytes=options.grpc_max_input_size,
-        max_stream_requests=options.grpc_max_stream_requests,
-        drain_timeout_s=drain_timeout_s,
-        compression=Compression[options.grpc_infer_response_compression_level.upper()],
-        keep_alive=GrpcKeepAlive(
-            time_ms=options.grpc_keepalive_time,
-            timeout_ms=options.grpc_keepalive_timeout,
-            permit_without_calls=options.grpc_keepalive_permit_without_calls,
-            max_pings_without_data=options.grpc_http2_max_pings_without_data,
-            min_recv_ping_interval_without_data_ms=options.grpc_http2_min_recv_ping_interval_without_data,
-            max_ping_strikes=options.grpc_http2_max_ping_strikes,
-            max_connection_age_ms=options.grpc_max_connection_age,
-            max_connection_age_grace_ms=options.grpc_max_connection_age_grace,
-        ),
-        tls=_tls(options),
-    )
-
-
-def _tls(options: GrpcOptions) -> GrpcTls | None:
-    if not (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
-        return None
-    cert, key, root = options.grpc_server_cert, options.grpc_server_key, options.grpc_root_cert
-    needed = {"--grpc-server-cert": cert, "--grpc-server-key": key}
-    if options.grpc_use_ssl_mutual:
-        needed["--grpc-root-cert"] = root
-    for option, path in needed.items():
-        if path is None:
-            raise ConfigError("expected a PEM file, for gRPC is served over TLS", field=option)
-    assert cert is not None
-    assert key is not None
-    return GrpcTls(cert, key, root, mutual=options.grpc_use_ssl_mutual)

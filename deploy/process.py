@@ -32,7 +32,7 @@ from headrace.deploy.broker import (
 from headrace.deploy.claims import claims_of
 from headrace.deploy.console import errors, hint
 from headrace.deploy.failure import port_taken
-from headrace.deploy.grpc_options import grpc_settings_of
+from headrace.deploy.grpc_guard import grpc_guard_of
 from headrace.deploy.loading import (
     hint_at_batching,
     load_settings_of,
@@ -103,6 +103,7 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
     _check_ports(settings, parts)
     if parts.gateway:
         guard_of(settings)  # as below: refused before models are loaded
+        grpc_guard_of(settings)
     if settings.claim_check_url:
         # A wrong one is refused before models are loaded, which may take minutes.
         FsspecObjects(settings.claim_check_url)
@@ -329,7 +330,7 @@ async def _answering(
         ),
     )
     guard = guard_of(settings)
-    grpc_settings = grpc_settings_of(settings, settings.http_address, settings.exit_timeout_secs)
+    grpc_guard = grpc_guard_of(settings)
     registry = CollectorRegistry()
     counts = GatewayMetrics(registry)
     topology = topology_of(settings)
@@ -354,9 +355,12 @@ async def _answering(
             )
             scheme = "http" if guard.tls is None else "https"
             addresses.http = url_of(settings.http_address, http.port, scheme)
-        if grpc_settings is not None:
-            grpc = await stack.enter_async_context(GrpcServer(gateway, grpc_settings))
-            addresses.grpc = host_port(grpc_settings.address, grpc.port)
+        if grpc_guard is not None:
+            bounds = grpc_guard.settings
+            grpc = await stack.enter_async_context(
+                GrpcServer(gateway, bounds, access=grpc_guard.access)
+            )
+            addresses.grpc = host_port(bounds.address, grpc.port)
         addresses.is_ready.append(gateway.is_ready)
         addresses.leave.append(gateway.leave)
         yield

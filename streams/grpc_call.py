@@ -10,6 +10,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from headrace.schemas.errors import InvalidRequest
 from headrace.schemas.record import TRACEPARENT, TRACESTATE, Header
+from headrace.streams.access import Group
 from headrace.streams.gateway import Gateway
 from headrace.streams.grpc_settings import GrpcSettings
 from headrace.streams.idempotency import KEY_HEADER, KeyedCall, read_key
@@ -45,12 +46,12 @@ class Method(NamedTuple):
     """One RPC with one request and one answer.
 
     Attributes:
-        group: Its API group, by which access is restricted (SEMANTICS PB-22).
-        request: Class of its request.
+        group: By which access is restricted (SEMANTICS PB-22).
+        request: Class of its request message.
         answer: Makes the answer; raises `InferError`, of which the server makes a status.
     """
 
-    group: str
+    group: Group
     request: type[Any]
     answer: Callable[[GrpcPart, Any], Awaitable[Message]]
 
@@ -92,6 +93,14 @@ def read_metadata(metadata: Sequence[Metadatum] | None) -> Said:
         if state is not None:
             trace = (*trace, (TRACESTATE, _bytes(state)))
     return Said(trace, None if key is None else read_key(_bytes(key).decode("utf-8", "replace")))
+
+
+def texts(metadata: Sequence[Metadatum] | None) -> list[tuple[str, str]]:
+    """Return a call's metadata as text; bytes that are no UTF-8 are surrogates in it."""
+    return [
+        (name, value if isinstance(value, str) else value.decode("utf-8", "surrogateescape"))
+        for name, value in metadata or ()
+    ]
 
 
 def deadline_ms(gateway: Gateway, context: Context) -> int:

@@ -21,6 +21,7 @@ STATUS_BY_CODE = {
 """SEMANTICS PB-31."""
 
 STATUS_BY_REASON = {
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Reason.DEADLINE_PASSED: grpc.StatusCode.DEADLINE_EXCEEDED,  # the caller's own, not a queue policy's (QT-04)
     # The caller names no value in the store; the gateway does. One that is gone is stored anew by the next call.
     Reason.CLAIM_MISSING: grpc.StatusCode.UNAVAILABLE,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headrace.streams.access import Group
 from headrace.streams.grpc_call import Context, GrpcPart, Method
 from headrace.streams.grpc_protocols import HEALTH_PACKAGE, message_class
 
@@ -29,7 +30,7 @@ async def _check(part: GrpcPart, _request: object) -> object:
     return _Response(status=_state(part))
 
 
-CHECK = Method("health", _Request, _check)  # type: ignore[arg-type]  # the classes are made at run time
+CHECK = Method(Group.HEALTH, _Request, _check)  # type: ignore[arg-type]  # the classes are made at run time
 
 
 async def watch(part: GrpcPart, context: Context) -> None:

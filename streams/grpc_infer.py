@@ -20,6 +20,7 @@ from headrace.streams.grpc_call import (
     deadline_ms,
     parsed,
     read_metadata,
+    texts,
 )
 from headrace.streams.idempotency import REPLAYED_HEADER, KeyedCall
 from tritonclient.grpc import service_pb2
@@ -59,10 +60,13 @@ async def model_infer(part: GrpcPart, value: bytes, context: Context) -> bytes:
     Raises:
         InferError: Of whatever kind; the server makes a status of it.
     """
-    gateway = part.gateway
-    said = read_metadata(context.invocation_metadata())
+    gateway, forwarding = part.gateway, part.settings.forwarding
+    metadata = context.invocation_metadata()
+    said = read_metadata(metadata)
     message = parsed(service_pb2.ModelInferRequest, value)
     asked = await read_request(gateway, message, len(value), one_answer=True)
+    if forwarding is not None:
+        asked = asked._replace(request=forwarding.apply(asked.request, texts(metadata)))
     try:
         response = await gateway.infer(
             asked.model,

@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import Message
 from headrace.schemas.errors import InferError, Unavailable, Unsupported
 from headrace.schemas.model_config import check_load_name
+from headrace.streams.access import Group
 from headrace.streams.grpc_call import GrpcPart, Method, checked_version
 from headrace.streams.grpc_convert import filled, set_tensor
 from headrace.streams.http_models import EXITING, EXTENSIONS, NO_CONTROL
@@ -152,24 +153,24 @@ def _made(message: Any) -> Message:
 
 
 _TABLE = (
-    ("health", "ServerLive", server_live),
-    ("health", "ServerReady", server_ready),
-    ("health", "ModelReady", model_ready),
-    ("metadata", "ServerMetadata", server_metadata),
-    ("metadata", "ModelMetadata", model_metadata),
-    ("model-config", "ModelConfig", model_config),
-    ("statistics", "ModelStatistics", absent),
-    ("model-repository", "RepositoryIndex", index),
-    ("model-repository", "RepositoryModelLoad", load),
-    ("model-repository", "RepositoryModelUnload", unload),
-    ("shared-memory", "SystemSharedMemoryStatus", absent),
-    ("shared-memory", "SystemSharedMemoryRegister", absent),
-    ("shared-memory", "SystemSharedMemoryUnregister", absent),
-    ("shared-memory", "CudaSharedMemoryStatus", absent),
-    ("shared-memory", "CudaSharedMemoryRegister", absent),
-    ("shared-memory", "CudaSharedMemoryUnregister", absent),
-    ("trace", "TraceSetting", absent),
-    ("logging", "LogSettings", absent),
+    (Group.HEALTH, "ServerLive", server_live),
+    (Group.HEALTH, "ServerReady", server_ready),
+    (Group.HEALTH, "ModelReady", model_ready),
+    (Group.METADATA, "ServerMetadata", server_metadata),
+    (Group.METADATA, "ModelMetadata", model_metadata),
+    (Group.MODEL_CONFIG, "ModelConfig", model_config),
+    (Group.STATISTICS, "ModelStatistics", absent),
+    (Group.MODEL_REPOSITORY, "RepositoryIndex", index),
+    (Group.MODEL_REPOSITORY, "RepositoryModelLoad", load),
+    (Group.MODEL_REPOSITORY, "RepositoryModelUnload", unload),
+    (Group.SHARED_MEMORY, "SystemSharedMemoryStatus", absent),
+    (Group.SHARED_MEMORY, "SystemSharedMemoryRegister", absent),
+    (Group.SHARED_MEMORY, "SystemSharedMemoryUnregister", absent),
+    (Group.SHARED_MEMORY, "CudaSharedMemoryStatus", absent),
+    (Group.SHARED_MEMORY, "CudaSharedMemoryRegister", absent),
+    (Group.SHARED_MEMORY, "CudaSharedMemoryUnregister", absent),
+    (Group.TRACE, "TraceSetting", absent),
+    (Group.LOGGING, "LogSettings", absent),
 )
 
 METHODS: Mapping[str, Method] = {

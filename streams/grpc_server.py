@@ -16,8 +16,9 @@ import grpc
 import grpc.aio
 from headrace.schemas.errors import BackendError, ConfigError, InferError
 from headrace.streams import grpc_health, grpc_reflection
+from headrace.streams.access import Access, Group
 from headrace.streams.gateway import Gateway
-from headrace.streams.grpc_call import Context, GrpcPart, Method, parsed
+from headrace.streams.grpc_call import Context, GrpcPart, Method, parsed, texts
 from headrace.streams.grpc_errors import abort
 from headrace.streams.grpc_infer import model_infer
 from headrace.streams.grpc_info import METHODS
@@ -46,9 +47,12 @@ class GrpcServer:
         self,
         gateway: Gateway,
         settings: GrpcSettings = GrpcSettings(),  # noqa: B008  # frozen
+        *,
+        access: Access | None = None,
     ) -> None:
-        """Keep the parts."""
+        """Keep the parts; ``access`` is what calls need, None needs nothing."""
         self.port = settings.port
+        self._access = access
         self._part = GrpcPart(gateway, settings)
 
     async def __aenter__(self) -> Self:
@@ -93,16 +97,18 @@ class GrpcServer:
         }
         inference["ModelInfer"] = unary(self._infer)
         inference["ModelStreamInfer"] = streaming(
-            partial(self._stream, "inference", model_stream_infer)
+            partial(self._stream, Group.INFERENCE, model_stream_infer)
         )
         health = {
             "Check": unary(partial(self._answer, grpc_health.CHECK)),
             # Read as a stream of one, so that streams have one shape.
-            "Watch": streaming(partial(self._stream, "health", grpc_health.watch)),
+            "Watch": streaming(partial(self._stream, Group.HEALTH, grpc_health.watch)),
         }
         services = {grpc_reflection.INFERENCE: inference, grpc_health.SERVICE: health}
         for package, service in grpc_reflection.SERVICES.items():
-            serve = partial(self._stream, "metadata", partial(grpc_reflection.reflect, package))
+            serve = partial(
+                self._stream, Group.METADATA, partial(grpc_reflection.reflect, package)
+            )
             services[service] = {"ServerReflectionInfo": streaming(serve)}
         return [
             grpc.method_handlers_generic_handler(service, methods)
@@ -111,7 +117,7 @@ class GrpcServer:
 
     async def _infer(self, value: bytes, context: Context) -> bytes:
         try:
-            self._admit("inference", context)
+            self._admit(Group.INFERENCE, context)
             return await model_infer(self._part, value, context)
         except InferError as error:
             await abort(context, error)
@@ -129,7 +135,7 @@ class GrpcServer:
             await abort(context, _bug(method.request.DESCRIPTOR.name, error))
 
     async def _stream(
-        self, group: str, serve: Streaming, _requests: object, context: Context
+        self, group: Group, serve: Streaming, _requests: object, context: Context
     ) -> None:
         try:
             self._admit(group, context)
@@ -139,12 +145,14 @@ class GrpcServer:
         except Exception as error:  # noqa: BLE001  # the edge, as `_bug` says
             await abort(context, _bug("a stream", error))
 
-    def _admit(self, group: str, context: Context) -> None:
-        """Refuse a call that may not be made (SEMANTICS PB-22); the one place where access is controlled.
+    def _admit(self, group: Group, context: Context) -> None:
+        """Refuse a call that may not be made (SEMANTICS PB-22).
 
         Raises:
-            InferError: Why not.
+            AccessDenied: As `Access.check`.
         """
+        if self._access is not None:
+            self._access.check(group, dict(texts(context.invocation_metadata())).get)
 
 
 def _bug(where: str, error: Exception) -> InferError:

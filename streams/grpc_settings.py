@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import grpc
 from headrace.schemas.errors import ConfigError
+from headrace.streams.forwarding import Forwarding
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 """As over HTTP (SEMANTICS PB-24); Triton itself takes up to 2 GiB over gRPC, and allocates them."""
@@ -74,6 +75,7 @@ class GrpcSettings:
         compression: Of answers.
         keep_alive: Of connections.
         tls: None serves in the clear.
+        forwarding: Which metadata become request parameters; None is none.
     """
 
     address: str = "127.0.0.1"
@@ -86,6 +88,7 @@ class GrpcSettings:
     compression: Compression = Compression.NONE
     keep_alive: GrpcKeepAlive = field(default_factory=GrpcKeepAlive)
     tls: GrpcTls | None = None
+    forwarding: Forwarding | None = None
 
 
 def channel_options(settings: GrpcSettings) -> Options:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 from headrace.schemas.errors import BackendError, InferError, Reason, Unavailable
 from headrace.streams.gateway import STOPPING
-from headrace.streams.grpc_call import Context, GrpcPart, deadline_ms, parsed, read_metadata
+from headrace.streams.grpc_call import Context, GrpcPart, deadline_ms, parsed, read_metadata, texts
 from headrace.streams.grpc_convert import stream_error, stream_response
 from headrace.streams.grpc_infer import Asked, read_request, response_bytes
 from tritonclient.grpc import service_pb2
@@ -55,6 +55,8 @@ class _Stream:
         self._context = context
         self._has_real_status = REAL_STATUS in tuple(metadata or ())
         self._trace = read_metadata(metadata).trace
+        self._forwarding = part.settings.forwarding
+        self._metadata = texts(metadata) if self._forwarding is not None else []
         self._deadline_ms = deadline_ms(part.gateway, context)
         self._slots = asyncio.Semaphore(part.settings.max_stream_requests)
         self._said: asyncio.Queue[Said] = asyncio.Queue(part.settings.max_stream_requests)
@@ -106,6 +108,9 @@ class _Stream:
             try:
                 message = parsed(service_pb2.ModelInferRequest, value)
                 asked = await read_request(self._gateway, message, len(value))
+                if self._forwarding is not None:
+                    request = self._forwarding.apply(asked.request, self._metadata)
+                    asked = asked._replace(request=request)
             except InferError as error:
                 asked = error
             task = group.create_task(self._serve(message, asked, turn))

@@ -45,11 +45,15 @@ class Served:
 async def serving_grpc(
     log: MemoryLog, settings: GatewaySettings | None = None, **fields: object
 ) -> AsyncIterator[Served]:
-    """Run a gateway with its gRPC server and a channel to it; ``fields`` are those of `GrpcSettings`."""
+    """Run a gateway with its gRPC server and a channel to it.
+
+    ``fields`` are those of `GrpcSettings`, and ``access`` is the server's.
+    """
+    access = fields.pop("access", None)
     async with Gateway(log, TOPOLOGY, settings or GatewaySettings()) as gateway:
         async with asyncio.timeout(10):
             await gateway.wait_ready()
-        async with GrpcServer(gateway, GrpcSettings(port=0, **fields)) as server:
+        async with GrpcServer(gateway, GrpcSettings(port=0, **fields), access=access) as server:
             target = f"127.0.0.1:{server.port}"
             async with grpc.aio.insecure_channel(target) as channel:
                 stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

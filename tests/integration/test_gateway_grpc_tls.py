@@ -1,12 +1,12 @@
 """gRPC over TLS, with and without a client's certificate, with Triton's own client."""
 
 import asyncio
-import subprocess
 
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as client_module
+from certificates import authority, signed
 from gateway_kit import Worker, running
 from grpc_kit import serving_grpc
 from headrace.schemas.errors import ConfigError
@@ -17,27 +17,12 @@ from tritonclient.utils import InferenceServerException
 
 @pytest.fixture(scope="module")
 def pems(tmp_path_factory):
-    """Return key and certificate files of a server and of a client, each signed by itself."""
+    """Return a folder with the files of an authority, a server and a client that it has signed."""
     folder = tmp_path_factory.mktemp("pems")
+    ca = authority(folder)
     for name in ("server", "client"):
-        subprocess.run(
-            [
-                *(
-                    "openssl",
-                    "req",
-                    "-x509",
-                    "-newkey",
-                    "ec",
-                    "-pkeyopt",
-                    "ec_paramgen_curve:P-256",
-                ),
-                *("-nodes", "-days", "2", "-subj", f"/CN={name}"),
-                *("-addext", "subjectAltName=IP:127.0.0.1"),
-                *("-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")),
-            ],
-            check=True,
-            capture_output=True,
-        )
+        signed(folder, name, ca)
+    authority(folder, "other")
     return folder
 
 
@@ -54,20 +39,20 @@ async def test_a_client_that_knows_the_servers_certificate_is_served(pems):
     log = MemoryLog()
     tls = GrpcTls(pems / "server.pem", pems / "server.key")
     async with running(Worker(log)), serving_grpc(log, tls=tls) as served:
-        known = {"root_certificates": str(pems / "server.pem")}
+        known = {"root_certificates": str(pems / "ca.pem")}
         assert await asyncio.to_thread(infer, served.target, **known) == [[1.0, 1.0]]
         with pytest.raises(InferenceServerException) as caught:
             await asyncio.to_thread(
-                infer, served.target, root_certificates=str(pems / "client.pem")
+                infer, served.target, root_certificates=str(pems / "other.pem")
             )
         assert caught.value.status() == str(grpc.StatusCode.UNAVAILABLE)
 
 
 async def test_mutual_tls_wants_the_clients_certificate(pems):
     log = MemoryLog()
-    tls = GrpcTls(pems / "server.pem", pems / "server.key", pems / "client.pem", mutual=True)
+    tls = GrpcTls(pems / "server.pem", pems / "server.key", pems / "ca.pem", mutual=True)
     async with running(Worker(log)), serving_grpc(log, tls=tls) as served:
-        known = {"root_certificates": str(pems / "server.pem")}
+        known = {"root_certificates": str(pems / "ca.pem")}
         own = {
             "private_key": str(pems / "client.key"),
             "certificate_chain": str(pems / "client.pem"),

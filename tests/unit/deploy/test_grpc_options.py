@@ -1,16 +1,17 @@
 """The gRPC server's options: Triton's names and defaults, and what is refused, in which words."""
 
-from pathlib import Path
-
 import pytest
-from headrace.deploy.grpc_options import GRPC, GrpcOptions, grpc_settings_of
-from headrace.deploy.settings import load_settings
+from certificates import authority, signed
+from headrace.deploy.grpc_guard import grpc_guard_of
+from headrace.deploy.grpc_options import GRPC, GrpcOptions
+from headrace.deploy.settings import Settings, load_settings
 from headrace.schemas.errors import ConfigError
 from headrace.streams.grpc_settings import Compression, GrpcSettings, GrpcTls, channel_options
 
 
 def made(**given):
-    return grpc_settings_of(load_settings(given), "127.0.0.1", 30.0)
+    guard = grpc_guard_of(load_settings(given))
+    return None if guard is None else guard.settings
 
 
 def test_the_defaults_are_the_servers_own():
@@ -18,7 +19,8 @@ def test_the_defaults_are_the_servers_own():
 
 
 def test_every_option_is_offered():
-    assert set(GRPC) | {"allow_http"} == set(GrpcOptions.model_fields)
+    assert set(GrpcOptions.model_fields) <= set(GRPC) | {"allow_http"}
+    assert {name for name in Settings.model_fields if "grpc" in name} == set(GRPC)
 
 
 def test_tritons_keep_alive_options_reach_grpcs_core():
@@ -52,8 +54,8 @@ def test_tritons_keep_alive_options_reach_grpcs_core():
 
 
 def test_grpc_listens_where_http_does_unless_told():
-    assert grpc_settings_of(load_settings({}), "10.0.0.7", 1.0).address == "10.0.0.7"
-    assert made(grpc_address="::1").address == "::1"
+    assert made(http_address="10.0.0.7").address == "10.0.0.7"
+    assert made(http_address="10.0.0.7", grpc_address="::1").address == "::1"
 
 
 def test_neither_server_is_refused_and_grpc_alone_may_be_left_out():
@@ -62,13 +64,32 @@ def test_neither_server_is_refused_and_grpc_alone_may_be_left_out():
         made(allow_grpc="false", allow_http="false")
 
 
-def test_tls_needs_its_files():
-    files = {"grpc_server_cert": "c.pem", "grpc_server_key": "k.pem"}
+def test_tls_needs_its_files(tmp_path):
+    pair = signed(tmp_path, "server", authority(tmp_path))
+    files = {"grpc_server_cert": str(pair.cert), "grpc_server_key": str(pair.key)}
     assert made(**files).tls is None
-    assert made(grpc_use_ssl="true", **files).tls == GrpcTls(Path("c.pem"), Path("k.pem"))
+    assert made(grpc_use_ssl="true", **files).tls == GrpcTls(pair.cert, pair.key)
     with pytest.raises(ConfigError, match="--grpc-server-cert: expected a PEM file"):
         made(grpc_use_ssl="true")
     with pytest.raises(ConfigError, match="--grpc-root-cert: expected a PEM file"):
         made(grpc_use_ssl_mutual="true", **files)
-    mutual = made(grpc_use_ssl_mutual="1", grpc_root_cert="r.pem", **files).tls
-    assert mutual == GrpcTls(Path("c.pem"), Path("k.pem"), Path("r.pem"), mutual=True)
+    mutual = made(grpc_use_ssl_mutual="1", grpc_root_cert=str(tmp_path / "ca.pem"), **files).tls
+    assert mutual == GrpcTls(pair.cert, pair.key, tmp_path / "ca.pem", mutual=True)
+    with pytest.raises(ConfigError, match=r"grpc-server-key = .*nope: the file cannot be read"):
+        made(grpc_use_ssl="true", **files | {"grpc_server_key": str(tmp_path / "nope")})
+
+
+def test_PB22_PB48_restrictions_and_forwarding_are_read():
+    guard = grpc_guard_of(
+        load_settings(
+            {
+                "grpc_restricted_protocol": ["trace:k=v"],
+                "grpc_header_forward_pattern": "^x-",
+            }
+        )
+    )
+    assert guard.access.secret_headers == {"triton-grpc-protocol-k"}
+    assert guard.settings.forwarding is not None
+    assert made().forwarding is None
+    with pytest.raises(ConfigError, match="--grpc-restricted-protocol"):
+        made(grpc_restricted_protocol=["nope:k=v"])
