@@ -98,8 +98,8 @@ def _gateway(stack: contextlib.ExitStack, running: Broker, tag: str, log: Path) 
         *(sys.executable, "-m", "headrace.deploy.cli", "--debug", "gateway"),
         *("--bootstrap-servers", running.bootstrap, "--topic-prefix", tag),
         *("--kafka-config", str(running.properties)),
-        *("--http-port", str(http_port), "--metrics-port", str(metrics_port)),
-        *("--log-level", "warning"),
+        *("--http-port", str(http_port), "--grpc-port", str(grpc_port)),
+        *("--metrics-port", str(metrics_port), "--log-level", "warning"),
     ]
     return Endpoint(http_port, grpc_port, metrics_port, stack.enter_context(started(argv, log)))
 

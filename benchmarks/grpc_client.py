@@ -74,7 +74,7 @@ async def drive(args: argparse.Namespace) -> dict[str, float | str]:
         "rate": (after - before) / took_s,
         "p50_ms": float(np.percentile(waits_ms, 50)) if after > before else 0.0,
         "p99_ms": float(np.percentile(waits_ms, 99)) if after > before else 0.0,
-        "answers": len(numbers),
+        "answered": len(numbers),
         "wrong": wrong,
         "failure": failure,
     }

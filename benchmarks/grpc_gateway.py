@@ -1,137 +1,115 @@
 """The gateway over gRPC at 1, 16, 64 and 256 calls in flight, batch 1, raw contents, with a worker behind it.
 
 Beside it, in the same run, an empty grpc.aio handler of ModelInfer: what gRPC alone costs. The same client drives
-both, and checks every answer of ours.
+both in turn, and checks every answer of ours.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import statistics
-import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import peers
-from benchmarks.brokers import EMBEDDED, KAFKA, Broker, broker, free_port
-from benchmarks.contest import Worker, fresh_tag
+from benchmarks.brokers import EMBEDDED, KAFKA, broker, free_port
+from benchmarks.calls import drive, serving
+from benchmarks.contest import Worker
 from benchmarks.figures import Bar, Figure
 from benchmarks.models import write_repository
-from benchmarks.processes import ROOT, BenchmarkFailed, Process, started, wait_for
-from benchmarks.workload import MODEL
+from benchmarks.processes import Process, started, wait_for
 
 NAME = "grpc_gateway"
+CLIENT = "benchmarks.grpc_client"
 ON_BROKERS = (KAFKA, EMBEDDED)
 IN_FLIGHT = (1, 16, 64, 256)
 JUDGED = 64
-# The embedded broker answers a long poll late, and a call needs two: its figure informs.
-BARS = {KAFKA: Bar("ratio", 0.5)}
+# The embedded broker answers a long poll late, and a call needs two: its figures inform.
+RATE_BARS = {KAFKA: Bar("ratio", 0.5)}
 P50_BARS = {KAFKA: Bar("value", 6.0, at_most=True)}
 
 
-class Running(NamedTuple):
-    """A gateway that serves.
+class Turn(NamedTuple):
+    """One client's run against either of the two.
 
     Attributes:
-        port: Of its gRPC.
-        process: Its process.
+        rate: Of the gateway, requests/s.
+        other: Of the empty handler.
+        p50_ms: Of the gateway.
+        cpu_us: CPU time per request by process, µs.
     """
+
+    rate: float
+    other: float
+    p50_ms: float
+    cpu_us: dict[str, float]
+
+
+def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:
+    """Yield rates beside the empty handler's, p50 and CPU time per request, by calls in flight."""
+    write_repository(folder / "models")
+    seconds, rounds = (2.0, 1) if quick else (4.0, 3)
+    turns: dict[int, list[Turn]] = defaultdict(list)
+    with (
+        broker(kind, folder) as running,
+        serving(running, Worker(folder / "models"), folder) as service,
+        empty_handler(folder) as empty,
+    ):
+        port = service.gateway.grpc_port
+        # A broker answers single calls four times as slowly before it has compiled their way: they do not count.
+        drive(port, seconds, JUDGED, client=CLIENT)
+        for in_flight in IN_FLIGHT * rounds:
+            before = service.cpu_s()
+            ours = drive(port, seconds, in_flight, client=CLIENT)
+            cpu_us = {
+                name: 1e6 * (after - before[name]) / ours["answered"]
+                for name, after in service.cpu_s().items()
+            }
+            spent = empty.process.cpu_s()
+            other = drive(empty.port, seconds, in_flight, "--any-answer", client=CLIENT)
+            cpu_us["empty handler"] = 1e6 * (empty.process.cpu_s() - spent) / other["answered"]
+            turns[in_flight].append(Turn(ours["rate"], other["rate"], ours["p50_ms"], cpu_us))
+    for in_flight in IN_FLIGHT:
+        yield from _figures(kind, in_flight, turns[in_flight])
+
+
+def _figures(kind: str, in_flight: int, turns: list[Turn]) -> Iterator[Figure]:
+    yield Figure(
+        f"{NAME}.{in_flight}",
+        kind,
+        statistics.median(turn.rate for turn in turns),
+        "requests/s",
+        "empty grpc.aio handler",
+        statistics.median(turn.other for turn in turns),
+        RATE_BARS.get(kind) if in_flight == JUDGED else None,
+        statistics.median(turn.rate / turn.other for turn in turns),
+    )
+    p50_ms = statistics.median(turn.p50_ms for turn in turns)
+    bar = P50_BARS.get(kind) if in_flight == 1 else None
+    yield Figure(f"{NAME}.{in_flight}.p50", kind, p50_ms, "ms", bar=bar)
+    for name in turns[0].cpu_us:
+        cpu_us = statistics.median(turn.cpu_us[name] for turn in turns)
+        yield Figure(f"{NAME}.{in_flight}.cpu.{name}", kind, cpu_us, "µs/request")
+
+
+class Empty(NamedTuple):
+    """The empty handler: where it listens, and its process."""
 
     port: int
     process: Process
 
 
-def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:
-    """Yield the rate by calls in flight beside the empty handler's, the p50 of single calls, and the gateway's CPU."""
-    write_repository(folder / "models")
-    seconds = 2.0 if quick else 4.0
-    rounds = 1 if quick else 3
-    with (
-        broker(kind, folder) as running,
-        serving(running, Worker(folder / "models"), folder) as ours,
-        empty_handler(folder) as empty,
-    ):
-        for in_flight in IN_FLIGHT:
-            rates, others, ratios, cpus_us, p50s = [], [], [], [], []
-            for _ in range(rounds if in_flight == JUDGED else 1):
-                cpu_s = ours.process.cpu_s()
-                found = drive(ours.port, seconds, in_flight)
-                cpus_us.append(1e6 * (ours.process.cpu_s() - cpu_s) / found["answers"])
-                other = drive(empty, seconds, in_flight, "--any-answer")["rate"]
-                rates.append(found["rate"])
-                others.append(other)
-                ratios.append(found["rate"] / other)
-                p50s.append(found["p50_ms"])
-            yield Figure(
-                f"{NAME}.{in_flight}",
-                kind,
-                statistics.median(rates),
-                "requests/s",
-                "empty grpc.aio handler",
-                statistics.median(others),
-                BARS.get(kind) if in_flight == JUDGED else None,
-                statistics.median(ratios),
-            )
-            yield Figure(f"{NAME}.{in_flight}.cpu", kind, statistics.median(cpus_us), "µs/request")
-            bar = P50_BARS.get(kind) if in_flight == 1 else None
-            yield Figure(f"{NAME}.{in_flight}.p50", kind, statistics.median(p50s), "ms", bar=bar)
-
-
 @contextlib.contextmanager
-def serving(running: Broker, worker: Worker, folder: Path) -> Iterator[Running]:
-    """Run worker and gateway for the time of a block, entered once the gateway serves the model."""
-    tag, port, http_port = fresh_tag(), free_port(), free_port()
-    running.create_topics(worker.topics(tag), 4)
-    argv = [
-        *(sys.executable, "-m", "headrace.deploy.cli", "--debug", "gateway"),
-        *("--bootstrap-servers", running.bootstrap, "--topic-prefix", tag),
-        *("--kafka-config", str(running.properties)),
-        *("--http-port", str(http_port), "--grpc-port", str(port)),
-        *("--metrics-port", str(free_port()), "--log-level", "warning"),
-    ]
-    with (
-        started(worker.argv(tag, running), folder / f"{tag}-worker.log") as worker_process,
-        started(argv, folder / f"{tag}-gateway.log") as process,
-    ):
-        ready = f"http://127.0.0.1:{http_port}/v2/models/{MODEL}/ready"
-        wait_for(
-            lambda: peers.answers(ready),
-            60.0,
-            "ready gateway",
-            process,
-            worker_process,
-            every_s=0.1,
-        )
-        yield Running(port, process)
-
-
-@contextlib.contextmanager
-def empty_handler(folder: Path) -> Iterator[int]:
-    """Run the empty handler for the time of a block; yields its port."""
+def empty_handler(folder: Path) -> Iterator[Empty]:
+    """Run the empty handler for the time of a block."""
     port = free_port()
     argv = [sys.executable, "-m", "benchmarks.empty_grpc", "--port", str(port)]
     with started(argv, folder / "empty-grpc.log") as process:
         wait_for(lambda: _listens(port), 30.0, "listening handler", process, every_s=0.1)
-        yield port
-
-
-def drive(port: int, seconds: float, in_flight: int, *options: str) -> dict[str, float]:
-    """Call a server for some seconds; returns ``rate`` in requests/s, ``p50_ms``, ``p99_ms`` and ``answers`` in all."""
-    argv = [
-        *(sys.executable, "-m", "benchmarks.grpc_client", "--port", str(port)),
-        *("--in-flight", str(in_flight), "--seconds", str(seconds), *options),
-    ]
-    run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    if run.returncode != 0:
-        raise BenchmarkFailed(f"the gRPC client failed: {run.stderr[-1500:]}")
-    found: dict[str, float] = json.loads(run.stdout)
-    if found["wrong"] or found["failure"] or not found["rate"]:
-        raise BenchmarkFailed(f"the gRPC client on port {port} saw {found}")
-    return found
+        yield Empty(port, process)
 
 
 def _listens(port: int) -> bool:

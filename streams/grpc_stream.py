@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc.aio
 from headrace.schemas.errors import BackendError, InferError, Reason, Unavailable
-from headrace.streams.gateway import STOPPING
+from headrace.streams.calls import STOPPING
 from headrace.streams.grpc_call import Context, GrpcPart, deadline_ms, parsed, read_metadata, texts
 from headrace.streams.grpc_convert import stream_error, stream_response
 from headrace.streams.grpc_infer import Asked, read_request, response_bytes
@@ -128,6 +129,9 @@ class _Stream:
         try:
             if isinstance(asked, InferError):
                 raise asked  # noqa: TRY301  # one way out for all errors
+            if asked.is_decoupled:
+                await self._serve_decoupled(asked)
+                return
             response = await self._gateway.infer(
                 asked.model,
                 asked.version,
@@ -144,6 +148,21 @@ class _Stream:
             logger.exception("a request of ModelStreamInfer failed")
             bug = BackendError("internal error, see the gateway's log")
             await self._say_error(message, bug, turn)
+
+    async def _serve_decoupled(self, asked: Asked) -> None:
+        """Write a decoupled model's responses as they come (DC-01); who reads slowly holds up this one only."""
+        streamed = self._gateway.stream(
+            asked.model,
+            asked.version,
+            asked.request,
+            deadline_ms=self._deadline_ms,
+            extra=self._trace,
+            empty_final=asked.wants_empty_final,
+        )
+        async with aclosing(streamed) as responses:
+            async for response, is_final in responses:
+                said = stream_response(await response_bytes(response), final=is_final)
+                await self._said.put(said)
 
     async def _say_error(self, message: Any, error: InferError, turn: Turn) -> None:
         said: Said = error if self._has_real_status else stream_error(message, error)
