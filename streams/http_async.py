@@ -14,15 +14,16 @@ from collections.abc import Awaitable, Iterable, Mapping
 
 from aiohttp import web
 from headrace.schemas.errors import InferError, InvalidRequest, Reason
+from headrace.schemas.headers import find_header
 from headrace.schemas.infer import InferRequest
-from headrace.schemas.record import BINARY, JSON
+from headrace.schemas.record import BINARY, JSON, REPLAYED
 from headrace.streams import http_infer
 from headrace.streams.async_table import AsyncCall
 from headrace.streams.gateway_async import Later, accept, answer
 from headrace.streams.http_call import Handler, HttpCall
 from headrace.streams.http_errors import RETRY_AFTER_S, error_response, json_response
 from headrace.streams.http_routes import Kind
-from headrace.streams.idempotency import KEY_HEADER, read_key
+from headrace.streams.idempotency import KEY_HEADER, REPLAYED_HEADER, read_key
 
 PREFER = "Prefer"
 APPLIED = "Preference-Applied"
@@ -107,14 +108,17 @@ async def request(call: HttpCall) -> web.StreamResponse:
     try:
         answered = await answer(gateway, found)
     except InferError as error:
-        response = error_response(error)
-        response.headers.popall("Retry-After", None)  # asking again finds the same
-        response.headers.update({ID_HEADER: found.id, STATUS_HEADER: "failed"})
-        return response
-    if answered is None:
-        return _pending(found, is_kept=True)
-    shown = await http_infer.write_answer(call.request, answered, found.is_binary)
-    shown.headers.update({ID_HEADER: found.id, STATUS_HEADER: "done"})
+        shown = error_response(error)
+        shown.headers.popall("Retry-After", None)  # asking again finds the same
+        status = "failed"
+    else:
+        if answered is None:
+            return _pending(found, is_kept=True)
+        shown = await http_infer.write_answer(call.request, answered, found.is_binary)
+        status = "done"
+    shown.headers.update({ID_HEADER: found.id, STATUS_HEADER: status})
+    if found.reply is not None and find_header(found.reply.headers, REPLAYED) == b"true":
+        shown.headers[REPLAYED_HEADER] = "true"
     return shown
 
 

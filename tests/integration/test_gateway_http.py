@@ -550,7 +550,7 @@ def echo_of(record):
     return echo(parse_request(record.value), record)
 
 
-async def test_B63_each_call_has_its_own_deadline_and_late_replies_are_dropped(log):
+async def test_B63_R3_R4_each_call_has_its_own_deadline_and_late_replies_are_dropped(log):
     """FAULTS B63, R3, R4: 504 after 200 ms beside one that may take 5 s; the late reply is counted."""
     worker = Worker(log, script=silent)
     async with running(worker), serving(log) as (gateway, session):
@@ -602,7 +602,7 @@ async def test_PB49_B64_a_closed_connection_becomes_a_cancel_record(log):
         assert (gateway.open_calls, gateway.abandoned) == (0, 1)
 
 
-async def test_QT01_a_full_queue_is_refused_before_the_log_with_the_requests_id(log):
+async def test_QT01_KX02_a_full_queue_is_refused_before_the_log_with_the_requests_id(log):
     worker = Worker(log)
     async with running(worker), serving(log) as (gateway, session):
         await worker.announce(queues=(QueueStatus(0, 4, 4),))

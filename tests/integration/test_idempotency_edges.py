@@ -7,13 +7,17 @@ import uuid
 import numpy as np
 import pytest
 from claim_kit import claims, objects
+from headrace.deploy.client import HttpClient
+from headrace.deploy.log_client import LogClient
+from headrace.deploy.settings import load_settings
 from headrace.schemas.claim_check import write_claim
 from headrace.schemas.codec import decode_response, encode_request
-from headrace.schemas.errors import WorkerCrashed
+from headrace.schemas.errors import InvalidRequest, WorkerCrashed
 from headrace.schemas.headers import RequestOptions
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import AVRO, CLAIM_CHECK, JSON, REPLAYED, TP, Out
 from headrace.schemas.tensor import Tensor
+from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import Mode, Position
 from headrace.streams.memory import MemoryLog
 from headrace.streams.topology import Topology, partition_for_key
@@ -168,3 +172,44 @@ async def test_P14_P17_a_step_that_ended_its_workers_is_not_run_again_under_its_
             (answer,) = await answers_of(tap, *fresh)
             assert decode_response(answer.value, answer.headers).outputs[0].numpy().item() == 5
             await until(lambda: service.settled("m"), "all is finished")
+
+
+async def test_P17_the_shell_s_client_over_http_says_that_an_answer_is_a_repeat_s(
+    tmp_path, topology
+):
+    backend = Counting()
+    async with (
+        MemoryLog() as log,
+        worker(log, tmp_path, backend, topology=topology) as service,
+        gateway(service) as url,
+        HttpClient(url, timeout_s=20, key="k") as client,
+    ):
+        await asks_twice(client, backend)
+
+
+@pytest.mark.embedded
+async def test_P17_the_shell_s_client_by_a_record_says_so_too(
+    tmp_path, topology, embedded_properties
+):
+    backend = Counting()
+    servers = embedded_properties["bootstrap.servers"]
+    settings = load_settings({"bootstrap_servers": servers, "topic_prefix": topology.prefix})
+    async with (
+        KafkaLog(embedded_properties) as log,
+        worker(log, tmp_path, backend, topology=topology),
+        LogClient(settings, timeout_ms=20_000, key="k") as client,
+    ):
+        await asks_twice(client, backend)
+    with pytest.raises(InvalidRequest, match="'a b', expected 1 to 255 visible ASCII characters"):
+        LogClient(settings, timeout_ms=1, key="a b")
+
+
+async def asks_twice(client, backend):
+    """Ask the same twice under the client's key."""
+    request = InferRequest((Tensor.from_numpy("INPUT0", np.float32([[5]])),))
+    first = await client.infer("m", "", request)
+    assert not client.is_replayed
+    again = await client.infer("m", "", request)
+    assert client.is_replayed
+    assert again.outputs == first.outputs
+    assert backend.count == 1
