@@ -23,8 +23,9 @@ Item: TypeAlias = tuple[Out, OnError]
 Key: TypeAlias = tuple[str, bytes]
 """Topic and key of a record."""
 
-MAX_PUBLISHES = 4
-"""Publishes that may be under way at once; more records gather meanwhile."""
+MAX_PUBLISHES = 2
+"""Publishes that may be under way at once; more records gather meanwhile. One is on its way to the broker and the next
+one is ready: a request to a broker costs as much as what forty records add to it, and a client sends one at a time."""
 
 
 class Outbox:

@@ -133,8 +133,11 @@ def step(key, number, topic="t"):
     return Out(topic, 0, key, str(number).encode())
 
 
-async def test_P18_a_sequences_records_keep_their_order_though_publishes_overtake_each_other():
+async def test_P18_a_sequences_records_keep_their_order_though_publishes_overtake_each_other(
+    monkeypatch,
+):
     """Each in a publish of its own; whichever is slow, the second step is not there before the first."""
+    monkeypatch.setattr("headrace.streams.outbox.MAX_PUBLISHES", 4)
     publisher, errors = Turning(), []
     async with asyncio.TaskGroup() as group:
         outbox = Outbox(publisher, group)
