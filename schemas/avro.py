@@ -101,15 +101,7 @@ def write_request(request: InferRequest, *, with_id: bool = True) -> bytes:
 
 def write_response(response: InferResponse) -> bytes:
     """Write a response."""
-    parts: list[Buffer] = [
-        optional_text(response.id),
-        text(response.model_name),
-        text(response.model_version),
-        parameter_map(response.parameters),
-    ]
-    _add_tensors(parts, response.outputs)
-    parts.append(NO_ERROR)
-    return b"".join(parts)
+    return b"".join([optional_text(response.id), *response_pieces(response)])
 
 
 def write_error(id: str, model: tuple[str, str], error: InferError) -> bytes:  # noqa: A002  # the protocol's word
@@ -178,6 +170,15 @@ def request_pieces(request: InferRequest) -> list[Buffer]:
     _add_tensors(parts, request.inputs)
     parts.append(_outputs(request.outputs) + NULL)
     return merge_constants(parts, len(request.inputs))
+
+
+def response_pieces(response: InferResponse) -> list[Buffer]:
+    """Return what follows the id of a response: constant, data, constant, data, …, constant."""
+    names = text(response.model_name) + text(response.model_version)
+    parts: list[Buffer] = [names + parameter_map(response.parameters)]
+    _add_tensors(parts, response.outputs)
+    parts.append(NO_ERROR)
+    return merge_constants(parts, len(response.outputs))
 
 
 def merge_constants(parts: Sequence[Buffer], tensors: int) -> list[Buffer]:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from headrace.schemas import avro, errors, v2json
+from headrace.schemas.answer_layout import AnswerLayouts
 from headrace.schemas.errors import Code, InferError, Reason, UndecodableRecord
 from headrace.schemas.headers import (
     NO_OPTIONS,
@@ -34,6 +35,8 @@ from headrace.schemas.record import (
 )
 from headrace.schemas.signature import Signature
 from headrace.schemas.v2json import Binary, all_binary, all_json
+
+_layouts = AnswerLayouts()
 
 MAX_DETAIL = 4000
 """Characters of an error's sentence on the wire: names in it may be as long as a record."""
@@ -152,7 +155,7 @@ def decode_response(value: bytes | None, headers: Headers) -> InferResponse:
         raise UndecodableRecord(f"the value is empty, expected a response in {content_type}")
     try:
         if content_type == AVRO:
-            response = avro.parse_response(value)
+            response = _layouts.read(value)
         elif content_type == PROTOBUF:
             response = _proto().parse_response(value)
         else:

@@ -93,7 +93,7 @@ class Layouts:
         size = len(value)
         if size < SHORTEST:
             return False
-        start = 1 if value[0] == 0 else _behind_id(value)
+        start = 1 if value[0] == 0 else behind_id(value)
         layouts = self._by_length.get(size - start)
         if layouts is None:
             return False
@@ -128,7 +128,7 @@ class Layouts:
         pieces = request_pieces(request)
         rest = b"".join(pieces)
         constant_bytes = sum(len(piece) for piece in pieces[::2])
-        start = 1 if value[0] == 0 else _behind_id(value)
+        start = 1 if value[0] == 0 else behind_id(value)
         # All bytes must be those that our writer makes of the request. A value may also be in another legal Avro
         # encoding (blocks with sizes), or hold parameters that became fields: it stays on the general path.
         if constant_bytes > MAX_CONSTANT_BYTES or value[start:] != rest:
@@ -193,7 +193,7 @@ def _layout(request: InferRequest, signature: Signature, pieces: list[Buffer]) -
     return layout
 
 
-def _behind_id(value: bytes) -> int:
+def behind_id(value: bytes) -> int:
     """Return where the id of a value ends; beyond the value's end where this path does not know the id's form."""
     length = value[1]
     if value[0] != 2 or length & 1:

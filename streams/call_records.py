@@ -41,9 +41,12 @@ def request_record(
     Raises:
         InvalidRequest: The request cannot be written.
     """
+    outputs = tuple([_for_the_worker(output) for output in request.outputs])
+    if len(outputs) == len(route.signature.outputs) and not any(o.parameters for o in outputs):
+        outputs = ()  # all of them: where none is named the worker writes the answers of a batch at once
     plain = InferRequest(
         request.inputs,
-        tuple(map(_for_the_worker, request.outputs)),
+        outputs,
         request.id,
         "",
         version,
