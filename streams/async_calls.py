@@ -71,10 +71,15 @@ class AsyncCalls:
         self._clock_ms = clock_ms
         self._topic = topology.async_replies
         self._partitions = 0
+        self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_complete = False
         self._changed = asyncio.Event()
         self._trouble = ""
+
+    def attach(self, group: asyncio.TaskGroup) -> None:
+        """Bring where the reading is to run; it ends by `close`."""
+        self._group = group
 
     async def listen(self) -> None:
         """Read the topic from now on, and wait until what was there is known.
@@ -83,8 +88,9 @@ class AsyncCalls:
             Unavailable: It cannot be read now; says why.
         """
         if self._task is None:
-            name = f"reading {self._topic}"
-            self._task = asyncio.create_task(retrying(name, self._follow, self._failed))
+            assert self._group is not None, "entered first"
+            reading = retrying(f"reading {self._topic}", self._follow, self._failed)
+            self._task = self._group.create_task(reading)
         try:
             async with asyncio.timeout(LISTEN_S):
                 while not self._is_complete:
@@ -117,15 +123,19 @@ class AsyncCalls:
                 f"{self.bounds.max_calls} (--max-async-calls): try again later"
             )
 
-    async def accept(self, call: AsyncCall, request: Out) -> None:
+    async def accept(self, call: AsyncCall, request: Out) -> AsyncCall:
         """Write that a call was accepted, then its request: so nobody reads its answer before.
+
+        Returns:
+            The call as it is known: its answer will come there.
 
         Raises:
             LogError: One of them was not acknowledged.
         """
         await self.calls.deliver(acceptance(self.place(call.id), call))
+        known = self.table.add(call)
         await self.calls.deliver(request)
-        self.table.add(call)
+        return known
 
     def cancel(self, call: AsyncCall) -> None:
         """Ask the workers to drop a request, if it still waits (SEMANTICS CX-01)."""
@@ -172,6 +182,15 @@ class AsyncCalls:
             f"{self.bounds.max_calls} calls, for at most {kept_s} s)",
             reason=Reason.UNKNOWN_REQUEST,
         )
+
+    async def wait(self, call: AsyncCall, seconds: float) -> None:
+        """Wait for a call's answer, for so long at most."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not call.is_answered:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
 
     async def _known(self, id_: str) -> AsyncCall | None:
         try:

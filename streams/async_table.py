@@ -149,13 +149,14 @@ class AsyncTable:
             self.add(call)
         self._forget(now_ms)
 
-    def add(self, call: AsyncCall) -> None:
-        """Know a call; again is no change."""
-        self._calls.setdefault(call.id, call)
+    def add(self, call: AsyncCall) -> AsyncCall:
+        """Know a call, and return what is known under its id: the first that came."""
+        known = self._calls.setdefault(call.id, call)
         if len(self._calls) > self._bounds.max_calls:
             first = next(iter(self._answered or self._calls))
             self._drop(first)
             self.dropped += 1
+        return known
 
     def _answer(self, id_: str, record: Record) -> None:
         call = self._calls.get(id_)

@@ -149,6 +149,7 @@ class Gateway:
                 publisher, self._group, first_turn=secrets.randbelow(MAX_FIRST_TURN)
             )
             self._calls.attach(self._outbox, self._replies)
+            self.async_calls.attach(self._group)
             self._loops = [
                 self._group.create_task(self._watch.run()),
                 self._group.create_task(self._replies.run(self._announcer)),

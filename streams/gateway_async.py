@@ -93,7 +93,7 @@ async def accept(
         if later.reply_topic:
             await calls.calls.deliver(out)
         else:
-            await calls.accept(call, out)
+            call = await calls.accept(call, out)
     except LogError as error:
         raise not_produced(model, error) from error
     return call

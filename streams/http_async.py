@@ -2,10 +2,11 @@
 
 ``POST …/infer`` with that header is answered 202 once the log has the request, with an id. Its answer is fetched by
 ``GET /v2/requests/{id}`` from any gateway: 202 while there is none, then what the call itself would have been answered,
-as often as it is asked for. ``DELETE`` there cancels. With ``X-Headrace-Reply-Topic`` the answer goes to that topic
-instead, and nobody fetches it. Nothing is ever sent to a URL that a caller names.
+as often as it is asked for. ``DELETE`` there cancels. All wait first where ``Prefer: wait=<seconds>`` says so. With
+``X-Headrace-Reply-Topic`` the answer goes to that topic instead, and nobody fetches it. Nothing is ever sent to a URL
+that a caller names.
 
-Source: RFC 7240 §4.1 (respond-async), §3 (Preference-Applied).
+Source: RFC 7240 §4.1 (respond-async), §4.3 (wait), §3 (Preference-Applied).
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ STATUS_HEADER = "X-Headrace-Request-Status"
 
 PLACE = "/v2/requests/"
 
+MAX_WAIT_S = 60
+"""Longest that a caller is kept waiting, seconds; whoever wants longer asks again."""
+
 
 def infer(call: HttpCall) -> Awaitable[web.StreamResponse]:
     """Answer an infer call now, or accept it to be answered later."""
     headers = call.request.headers
-    if PREFER in headers and prefers_async(headers.getall(PREFER)):
-        return _accept(call)
+    if PREFER in headers and ASYNC in (preferred := preferences(headers.getall(PREFER))):
+        return _accept(call, wait_s(preferred))
     if REPLY_TOPIC_HEADER in headers:
         raise InvalidRequest(
             f"header '{REPLY_TOPIC_HEADER}' has no effect on a call that waits, expected it with "
@@ -50,13 +54,22 @@ def infer(call: HttpCall) -> Awaitable[web.StreamResponse]:
     return http_infer.infer(call)
 
 
-def prefers_async(values: Iterable[str]) -> bool:
-    """Whether ``Prefer`` headers ask for an answer later; their other preferences are nobody's here."""
-    preferences = [item.partition(";")[0] for value in values for item in value.split(",")]
-    return any(item.strip().lower() == ASYNC for item in preferences)
+def preferences(values: Iterable[str]) -> Mapping[str, str]:
+    """Return what ``Prefer`` headers say: name, in lower case → value, ``""`` without one; of several the first."""
+    found: dict[str, str] = {}
+    for item in (item for value in values for item in value.split(",")):
+        name, _, value = item.partition(";")[0].partition("=")
+        found.setdefault(name.strip().lower(), value.strip().strip('"'))
+    return found
 
 
-async def _accept(call: HttpCall) -> web.Response:
+def wait_s(preferred: Mapping[str, str]) -> int:
+    """Return for how many seconds a caller wants to wait; what makes no sense is no preference (RFC 7240 §2)."""
+    raw = preferred.get("wait", "")
+    return min(int(raw), MAX_WAIT_S) if raw.isascii() and raw.isdigit() and len(raw) < 9 else 0
+
+
+async def _accept(call: HttpCall, wait: int) -> web.StreamResponse:
     gateway, request, target, _ = call
     headers = request.headers
     deadline_ms = call.deadline_ms()
@@ -73,6 +86,10 @@ async def _accept(call: HttpCall) -> web.Response:
     )
     version = str(int(target.version)) if target.version else ""
     accepted = await accept(gateway, target.model, version, asked, later)
+    if not later.reply_topic:
+        await gateway.async_calls.wait(accepted, wait)
+        if accepted.is_answered:
+            return await _shown(call, accepted)
     response = _pending(accepted, is_kept=not later.reply_topic)
     response.headers[APPLIED] = ASYNC
     return response
@@ -105,8 +122,15 @@ async def request(call: HttpCall) -> web.StreamResponse:
     found = await gateway.async_calls.find(call.target.feature)
     if call.request.method == "DELETE" and not found.is_answered:
         gateway.async_calls.cancel(found)
+    preferred = preferences(call.request.headers.getall(PREFER, ()))
+    await gateway.async_calls.wait(found, wait_s(preferred))
+    return await _shown(call, found)
+
+
+async def _shown(call: HttpCall, found: AsyncCall) -> web.Response:
+    """Return what is to be said of a call now."""
     try:
-        answered = await answer(gateway, found)
+        answered = await answer(call.gateway, found)
     except InferError as error:
         shown = error_response(error)
         shown.headers.popall("Retry-After", None)  # asking again finds the same

@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+from claim_kit import claims, objects
 from headrace.schemas.errors import BackendError
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.http import HttpServer
 from headrace.streams.http_call import HttpSettings
 from headrace.streams.log import TopicSpec
+from headrace.streams.memory import MemoryLog
 from headrace.streams.topology import Topology
 from service_kit import (
     ScriptedBackend,
@@ -47,7 +49,7 @@ async def accepted(session, headers=None, **more) -> dict[str, object]:
     tensor = {"name": "INPUT0", "shape": [1, 3], "datatype": "FP32", "data": [1, 3, 2]}
     async with session.post(
         "/v2/models/m/infer",
-        json={"inputs": [tensor], **more},
+        json={"inputs": [tensor]} | more,
         headers={"Prefer": "respond-async", **(headers or {})},
     ) as response:
         body: dict[str, object] = await response.json()
@@ -129,3 +131,28 @@ async def test_B65_calls_are_answered_later_by_any_gateway_or_to_a_topic(
             assert dict(bad.headers)["status"] == b"INTERNAL"
             assert dict(bad.headers)["id"] == b"broken"
             assert "the model broke" in json.loads(bad.value)["error"]
+
+
+async def test_B57_B65_an_answer_in_the_store_is_fetched_when_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    """The topic has its claim; by a gateway without the store it is an error that says so."""
+    topology = Topology(prefix="t", partitions=1, reply_partitions=2)
+    root = write_models(tmp_path / "models", {"m": MODEL.replace("[3]", "[-1]")})
+    (root / "m" / "labels.txt").write_text("a\n", encoding="utf-8")
+    data = list(range(1000))
+    tensor = {"name": "INPUT0", "shape": [1, 1000], "datatype": "FP32", "data": data}
+    async with (
+        MemoryLog() as log,
+        claims(objects("memory", tmp_path), above=1_000) as kept,
+        loaded(root, ScriptedBackend()) as repository,
+        working(log, repository, topology, claims=kept) as worker,
+        gatewaying(worker, claims=kept) as service,
+        another_gateway(service) as other,
+    ):
+        call = await accepted(service.session, inputs=[tensor])
+        status, body, _ = await answer(service.session, call)
+        assert (status, body["outputs"][0]["data"]) == (200, data)
+        status, body, headers = await answer(other, call)
+        assert (status, headers["X-Headrace-Request-Status"]) == (500, "failed")
+        assert "--claim-check-url" in body["error"]

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 from headrace.schemas.codec import decode_response, encode_request
 from headrace.schemas.infer import InferRequest, RequestedOutput
 from headrace.schemas.record import CONTENT_TYPES, Out
 from headrace.schemas.tensor import Tensor
+from headrace.streams.grpc_server import GrpcServer
+from headrace.streams.grpc_settings import GrpcSettings
 from headrace.streams.memory import MemoryLog
 from headrace.streams.topology import Topology
 from service_kit import Producer, Service, Tap, serving, write_models
+from tritonclient.utils import InferenceServerException
 
 CONFIG = """
 backend: "identity"
@@ -78,6 +82,30 @@ async def test_CL01_CL04_CL05_tritons_client_gets_classes_with_labels(
         assert result.as_numpy("OUTPUT1").tolist() == [[1, 2], [3, 4]]
 
     await asyncio.to_thread(work)
+
+
+async def test_CL01_CL02_tritons_client_gets_classes_over_grpc_too(service: Service) -> None:
+    """From the record's answer, as over HTTP; what cannot be had is an invalid argument."""
+
+    def work(port: int) -> None:
+        inputs = [
+            grpcclient.InferInput("INPUT0", [2, 4], "FP32"),
+            grpcclient.InferInput("INPUT1", [2, 2], "INT32"),
+        ]
+        inputs[0].set_data_from_numpy(ROWS)
+        inputs[1].set_data_from_numpy(np.int32([[1, 2], [3, 4]]))
+        with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            outputs = [grpcclient.InferRequestedOutput("OUTPUT0", class_count=2)]
+            result = client.infer("m", inputs, outputs=outputs)
+            found = result.as_numpy("OUTPUT0").tolist()
+            assert [[word.decode() for word in row] for row in found] == TOP
+            outputs = [grpcclient.InferRequestedOutput("OUTPUT0", class_count=-1)]
+            with pytest.raises(InferenceServerException, match="expected a whole number") as bad:
+                client.infer("m", inputs, outputs=outputs)
+            assert "INVALID_ARGUMENT" in bad.value.status()
+
+    async with GrpcServer(service.gateway, GrpcSettings(port=0)) as server:
+        await asyncio.to_thread(work, server.port)
 
 
 async def test_CL02_what_has_no_classes_is_400_and_enters_no_topic(service: Service) -> None:
