@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from headrace.schemas import v2proto
 from headrace.schemas.answers import ResponseEncoder
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.config_text import config_from_message, config_to_json, parse_config
@@ -33,6 +34,7 @@ from headrace.streams.status import ModelState, QueueStatus, VersionStatus, Work
 from headrace.streams.topology import Topology
 from headrace.streams.watch import wall_ms
 
+from benchmarks import grpc_client
 from benchmarks.figures import Figure
 from benchmarks.http_client import request_bytes
 from benchmarks.models import configuration
@@ -46,7 +48,7 @@ _MAX_BYTES = 1_000_000
 
 
 def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:  # noqa: ARG001  # all benchmarks are called alike
-    """Yield the time of each step per call, µs, for a binary and a JSON body, and that of whole calls."""
+    """Yield the time of each step per call, µs, for both kinds of body and a gRPC message, and that of whole calls."""
     count, rounds = (2_000, 3) if quick else (10_000, 7)
     for name, us in asyncio.run(_measure(count, rounds)).items():
         yield Figure(f"{NAME}.{name}", "", us, "µs/call")
@@ -74,7 +76,7 @@ def _time_steps(
     route: Route, request: InferRequest, worker: _Worker, count: int
 ) -> dict[str, float]:
     body, length = _binary_body()
-    text = _json_body()
+    text, message = _json_body(), grpc_client.request_bytes(pool()[0])
     options = RequestOptions(
         deadline_ms=wall_ms() + 60_000,
         reply_topic=_TOPOLOGY.replies,
@@ -92,6 +94,8 @@ def _time_steps(
         "answer": lambda: read_answer(record),
         "write": lambda: write_response(answer, wants_binary(request)),
         "write-json": lambda: write_response(answer),
+        "parse-grpc": lambda: v2proto.parse_request(message),
+        "write-grpc": lambda: v2proto.write_response(answer),
     }
     return {name: _time(step, count) for name, step in steps.items()}
 

@@ -22,7 +22,7 @@ from benchmarks.figures import Bar, Figure
 from benchmarks.models import write_repository
 from benchmarks.processes import Process, started, wait_for
 
-NAME = "grpc_gateway"
+NAME = "grpc-gateway"
 CLIENT = "benchmarks.grpc_client"
 ON_BROKERS = (KAFKA, EMBEDDED)
 IN_FLIGHT = (1, 16, 64, 256)
