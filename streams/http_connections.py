@@ -10,6 +10,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 from headrace.streams.http_call import HttpSettings
@@ -104,7 +105,7 @@ class _Refusal(asyncio.Protocol):
         self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one, and no subclass
         server = self._server
         server.refusing += 1
         if server.refusing > MAX_REFUSALS:

@@ -11,6 +11,7 @@ import socket
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 from gateway_kit import Worker, running, serving
 from headrace.streams.http_body import MAX_CHUNKS
 from headrace.streams.http_connections import MAX_REFUSALS
@@ -90,7 +91,7 @@ async def one_call(session):
         return (await one.ask(plain()))[0]
 
 
-async def test_connections_are_bounded_and_a_further_one_is_told_so(log):
+async def connections_are_bounded(log):
     async with (
         gateway_for(log, max_connections=2) as (_, session),
         peer(session) as first,
@@ -106,7 +107,7 @@ async def test_connections_are_bounded_and_a_further_one_is_told_so(log):
         assert (await first.ask(plain()))[0] == 200
 
 
-async def test_a_flood_of_refused_connections_holds_no_more_than_a_few(log):
+async def a_flood_is_refused(log):
     async with gateway_for(log, max_connections=1) as (_, session), peer(session) as first:
         assert (await first.ask(plain()))[0] == 200
         url = session._base_url
@@ -120,6 +121,14 @@ async def test_a_flood_of_refused_connections_holds_no_more_than_a_few(log):
             writer.close()
         assert 1 <= silent <= MAX_REFUSALS
         assert (await first.ask(plain()))[0] == 200
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("scene", [connections_are_bounded, a_flood_is_refused])
+def test_connections_are_bounded_and_further_ones_are_told_so(loop, scene, log):
+    """On asyncio's loop and on uvloop's, which servers run: a refusal touches the connection itself."""
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scene(log))
 
 
 async def test_a_head_that_never_ends_is_cut_off(log):
