@@ -14,9 +14,10 @@ from headrace.repository.repository import Repository
 from headrace.schemas.config_text import config_to_json
 from headrace.schemas.errors import LogError
 from headrace.streams.announce import Announcer
+from headrace.streams.json_fields import JsonObject
 from headrace.streams.log import Log
+from headrace.streams.model_view import UNHEALTHY
 from headrace.streams.status import (
-    JsonObject,
     ModelState,
     QueueStatus,
     VersionStatus,
@@ -157,7 +158,7 @@ class Announcing:
             queues=tuple(queues),
             draining=worker.draining,
             guarantee=worker.mode,
-            interval_ms=int(self._settings.status_interval_s * 1000),
+            timeout_ms=int(self._settings.status_timeout_s * 1000),
             url=self._settings.advertised_url,
             sequences=None if worker.sequences is None else worker.sequences.count(),
         )
@@ -165,7 +166,7 @@ class Announcing:
     def _state(self, name: str, version: Version) -> tuple[ModelState, str]:
         """Return a version's state: READY only once records are read, or a first call would wait for the group."""
         if not version.pool.healthy():
-            return ModelState.UNAVAILABLE, "an instance cannot execute"
+            return ModelState.UNAVAILABLE, UNHEALTHY
         if name not in self._joined:
             return ModelState.LOADING, "joining the consumer group"
         return ModelState.READY, ""
@@ -184,5 +185,5 @@ class Announcing:
             model=name,
             at_ms=self._clock.wall_ms(),
             versions=versions,
-            interval_ms=int(self._settings.status_interval_s * 1000),
+            timeout_ms=int(self._settings.status_timeout_s * 1000),
         )

@@ -232,8 +232,8 @@ class Answering:
         self, scheduler: Scheduler, batch: Batch, execution: Execution, encoded: Encoded
     ) -> None:
         version = self.versions[scheduler.version]
-        answers, failures, output_ns = encoded
-        version.observer.executed(batch, execution, output_ns=output_ns, failures=failures)
+        answers, failures, _ = encoded
+        version.observer.executed(batch, execution, encoded, self._clock.wall_ms())
         finished = [entry for entry in batch.entries if entry is not None]
         copies: list[tuple[Entry, Out]] = []
         for entry, error in failures:
@@ -268,9 +268,9 @@ class Answering:
             version.encoding.apart(lambda: NOTHING, lambda _: answer(), failed)
 
     def _refused(self, version: Version, refusals: Sequence[Refusal]) -> None:
-        for _, error in refusals:
-            if not isinstance(error, Repeat):
-                version.observer.refused(error)
+        for refusal in refusals:
+            if not isinstance(refusal.error, Repeat):
+                version.observer.refused(refusal, self._clock.now_ns())
         self._answer(version, refusals)
         self._room_made()
 

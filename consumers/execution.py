@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from headrace.backends.backend import Instance
@@ -31,16 +32,21 @@ from headrace.schemas.errors import (
 from headrace.schemas.split import StateOut, check_declared, check_scattered, split_states
 from headrace.schemas.tensor import Array
 
+Hear: TypeAlias = Callable[[Batch, Responses], int]
 Heard: TypeAlias = Callable[[Batch, Responses], None]
 """Told of what was emitted, and of the piece of the batch that was run for it."""
 
 
 class Part(NamedTuple):
-    """A piece of the batch with its outcome: responses, or the one error of all its entries."""
+    """A piece of the batch with its outcome: responses, or the one error of all its entries.
+
+    ``times_ns`` has, of a decoupled model, the monotonic time at which each of the responses was given.
+    """
 
     batch: Batch
     responses: Sequence[Responses]
     error: InferError | None
+    times_ns: Sequence[int] = ()
 
 
 class Execution(NamedTuple):
@@ -55,6 +61,7 @@ class Execution(NamedTuple):
         failed: Some part ended with an error.
         ceiling: Rows that fit where more ran out of memory; 0 where memory was not short for the number of rows.
         starved: Nothing succeeded, and a single request ran out of memory.
+        sizes: Rows of each run, padding included, in order; empty where it ran once, as it is.
     """
 
     parts: Sequence[Part]
@@ -65,6 +72,7 @@ class Execution(NamedTuple):
     failed: bool = False
     ceiling: int = 0
     starved: bool = False
+    sizes: Sequence[int] = ()
 
 
 class Ticket:
@@ -150,8 +158,10 @@ def execute(
         # Whatever it is, the instance raises it again when it asks, where it is isolated.
         batch.inputs()
     gathered = now_ns()
+    hear = partial(_hear, heard, now_ns) if decoupled else None
     parts: list[Part] = []
-    executions = succeeded = 0
+    sizes: list[int] = []
+    succeeded = 0
     starved = False
     memory = _Memory(ceiling.rows if ceiling is not None and repeatable else 0)
     waiting = [batch]
@@ -164,10 +174,9 @@ def execute(
             if ticket.is_void:
                 break
             ticket.began_ns = now_ns()
-        executions += 1
+        sizes.append(piece.rows)
         try:
-            responses = _run(instance, piece, decoupled, max_state_bytes, ticket, heard)
-            parts.append(Part(piece, responses, None))
+            parts.append(_run(instance, piece, max_state_bytes, ticket, hear))
             succeeded += 1
         except InferError as exc:
             if isinstance(exc, OutOfMemory):
@@ -183,34 +192,45 @@ def execute(
         ticket.began_ns = 0
     return Execution(
         parts,
-        executions,
+        len(sizes),
         started,
         gathered,
         now_ns(),
         failed=succeeded < len(parts),
         ceiling=memory.learned,
         starved=starved and not succeeded,
+        sizes=sizes,
     )
+
+
+def _hear(
+    heard: Heard | None, now_ns: Callable[[], int], batch: Batch, responses: Responses
+) -> int:
+    at_ns = now_ns()
+    if heard is not None:
+        heard(batch, responses)  # which may have to wait
+    return at_ns
 
 
 def _run(
     instance: Instance,
     batch: Batch,
-    decoupled: bool,  # noqa: FBT001  # passed on as it came
     max_state_bytes: int,
     ticket: Ticket | None,
-    heard: Heard | None,
-) -> list[Responses]:
+    hear: Hear | None,
+) -> Part:
+    """Run a piece; ``hear`` is told of each response of a decoupled model, None where each entry has one response."""
     emitted: list[Responses] = []
+    times: list[int] = []
 
     def emit(responses: Responses) -> None:
+        assert hear is not None
         emitted.append(responses)
-        assert heard is not None
-        heard(batch, responses)
+        times.append(hear(batch, responses))
 
     try:
-        instance.execute(batch, emitted.append if heard is None else emit)
-        if not decoupled:
+        instance.execute(batch, emitted.append if hear is None else emit)
+        if hear is None:
             # Inside, for what a plug-in emits need not even be arrays.
             _check(instance, batch, emitted)
         _keep_states(batch, emitted, max_state_bytes, ticket)
@@ -224,7 +244,7 @@ def _run(
         raise BackendError(
             f"instance '{instance.name}' failed: {type(exc).__name__}: {exc}"
         ) from exc
-    return emitted
+    return Part(batch, emitted, None, times)
 
 
 def _check(instance: Instance, batch: Batch, emitted: Sequence[Responses]) -> None:

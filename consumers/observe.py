@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headrace.consumers.batcher import Refusal
+from headrace.consumers.encoding import Encoded
 from headrace.consumers.execution import Execution
+from headrace.consumers.observe_responses import count_responses
 from headrace.schemas.batch import Batch
-from headrace.schemas.errors import InferError, Reason
-from headrace.streams.status import Failure, ModelCounts, SequenceCounts
+from headrace.schemas.errors import Reason
+from headrace.streams.counts import Failure, ModelCounts
+from headrace.streams.status import SequenceCounts
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -126,9 +129,12 @@ class ModelObserver:
         counts: Triton's counters (SEMANTICS MX-01…MX-10).
     """
 
-    def __init__(self, model: str, version: int, metrics: WorkerMetrics) -> None:
-        """Make the version's series at 0 (MX-30)."""
+    def __init__(
+        self, model: str, version: int, metrics: WorkerMetrics, *, decoupled: bool = False
+    ) -> None:
+        """Make the version's series at 0 (MX-30); of a ``decoupled`` model responses are counted too (DC-03)."""
         self.counts = ModelCounts()
+        self._decoupled = decoupled
         self._queue = metrics.queue.labels(model, str(version))
         self._compute = metrics.compute.labels(model, str(version))
         self._request = metrics.request.labels(model, str(version))
@@ -143,49 +149,67 @@ class ModelObserver:
         self,
         batch: Batch,
         execution: Execution,
-        *,
-        output_ns: int,
-        failures: Sequence[Refusal],
+        encoded: Encoded,
+        at_ms: int,
     ) -> None:
         """Count a batch that ran.
 
         Args:
             batch: The batch.
             execution: What became of it.
-            output_ns: Time to split and encode its outputs.
-            failures: Entries that are answered with an error.
+            encoded: What is said of it.
+            at_ms: Wall clock, ms since the epoch.
         """
+        _, failures, output_ns = encoded
         entries = [entry for entry in batch.entries if entry is not None]
         arrived = [entry.admitted_ns for entry in entries]
         started, ended = execution.started_ns, execution.ended_ns
         done = ended + output_ns
         oldest = min(arrived)
         counts = self.counts
-        counts.exec_count += execution.executions
+        counts.last_inference_ms = at_ms
+        self._executed(batch, execution, output_ns)
+        if self._decoupled:
+            count_responses(counts, execution, encoded)
         if failures:
             gone = sum(failure.error.reason is Reason.CANCELLED for failure in failures)
             counts.failure[Failure.CANCELED] += gone
             counts.failure[Failure.BACKEND] += len(failures) - gone
+            counts.fail_ns += sum([done - failure.entry.admitted_ns for failure in failures])
             failed = {id(failure.entry) for failure in failures}
             entries = [entry for entry in entries if id(entry) not in failed]
             arrived = [entry.admitted_ns for entry in entries]
         number, total = len(entries), sum(arrived)
         counts.success += number
         counts.inference_count += sum([entry.rows for entry in entries])
-        counts.queue_us += (number * started - total) // 1000
-        counts.request_us += (number * done - total) // 1000
+        counts.queue_ns += number * started - total
+        counts.request_ns += number * done - total
         # Triton adds a batch's compute time once for each of its requests.
-        counts.compute_input_us += number * (execution.gathered_ns - started) // 1000
-        counts.compute_infer_us += number * (ended - execution.gathered_ns) // 1000
-        counts.compute_output_us += number * output_ns // 1000
+        counts.compute_input_ns += number * (execution.gathered_ns - started)
+        counts.compute_infer_ns += number * (ended - execution.gathered_ns)
+        counts.compute_output_ns += number * output_ns
         self._queue.observe((started - oldest) / 1e9)
         self._compute.observe((ended - started) / 1e9)
         self._request.observe((done - oldest) / 1e9)
         self._rows.observe(batch.rows)
 
-    def refused(self, error: InferError) -> None:
-        """Count a queued request that left without running (MX-02)."""
-        match error.reason:
+    def _executed(self, batch: Batch, execution: Execution, output_ns: int) -> None:
+        """Count executions by their rows (ST-02).
+
+        Where a batch ran in pieces, each piece is counted, and the whole time as that of the first.
+        """
+        sizes = execution.sizes or (batch.rows,)
+        self.ran(sizes)
+        first = self.counts.batch(sizes[0])
+        first.compute_input_ns += execution.gathered_ns - execution.started_ns
+        first.compute_infer_ns += execution.ended_ns - execution.gathered_ns
+        first.compute_output_ns += output_ns
+
+    def refused(self, refusal: Refusal, now_ns: int) -> None:
+        """Count a queued request that left without running (MX-02, ST-05)."""
+        if refusal.entry.admitted_ns:  # else it never got into the queue
+            self.counts.fail_ns += now_ns - refusal.entry.admitted_ns
+        match refusal.error.reason:
             case Reason.TIMEOUT_EXPIRED | Reason.DEADLINE_PASSED:
                 self.counts.failure[Failure.REJECTED] += 1
             case Reason.CANCELLED:
@@ -207,9 +231,11 @@ class ModelObserver:
         """Count requests that are tried again."""
         self._retries.inc(requests)
 
-    def ran(self, executions: int) -> None:
-        """Count executions after which no request was answered as executed (MX-04)."""
-        self.counts.exec_count += executions
+    def ran(self, sizes: Sequence[int]) -> None:
+        """Count executions by their rows, whatever came of them (MX-04)."""
+        self.counts.exec_count += len(sizes)
+        for rows in sizes:
+            self.counts.batch(rows).count += 1
 
     def timed_out(self) -> None:
         """Count an execution that was given up."""

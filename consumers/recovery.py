@@ -7,6 +7,7 @@ request twice, so there every error is the last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -38,8 +39,8 @@ class Faults(Protocol):
     def retried(self, requests: int) -> None:
         """So many requests are tried again."""
 
-    def ran(self, executions: int) -> None:
-        """The model ran so often without an answer that would be counted."""
+    def ran(self, sizes: Sequence[int]) -> None:
+        """The model ran batches of so many rows without an answer that would be counted."""
 
     def timed_out(self) -> None:
         """An execution was given up."""
@@ -134,7 +135,7 @@ class Recovery:
         self._retried(held)
         if not parts:
             if self._faults is not None:
-                self._faults.ran(execution.executions)
+                self._faults.ran(execution.sizes or (batch.rows,))
             return Sorted(None, execution, held)
         entries = [entry for part in parts for entry in part.batch.entries]
         states = [state for part in parts for state in part.batch.states]
@@ -160,7 +161,7 @@ class Recovery:
             error.__cause__ = exc
         piece = without_padding(batch)
         if self._faults is not None:
-            self._faults.ran(1)
+            self._faults.ran((batch.rows,))
             if isinstance(exc, ExecutionTimeout):
                 self._faults.timed_out()
         over = list(range(len(piece)))

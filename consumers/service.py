@@ -326,7 +326,8 @@ class Worker:
     ) -> Version:
         pool = self._pool(loaded.instances, f"{name}-{loaded.version}")
         self._pools.append(pool)
-        observer = ModelObserver(name, loaded.version, self._metrics)
+        decoupled = loaded.config.decoupled
+        observer = ModelObserver(name, loaded.version, self._metrics, decoupled=decoupled)
         scheduler = Scheduler(
             loaded.version,
             batcher,
@@ -349,7 +350,7 @@ class Worker:
             pool,
             ResponseEncoder(loaded.signature, loaded.labels),
             observer,
-            decoupled=loaded.config.decoupled,
+            decoupled=decoupled,
             preserve_ordering=batching is not None and batching.preserve_ordering,
             claims=self._claims,
         )

@@ -34,6 +34,7 @@ class WorkerSettings:
         revoke_grace_s: How long a revocation waits for executing batches, seconds (P-5).
         exit_timeout_s: Budget of a graceful stop, seconds (Triton's ``--exit-timeout-secs``).
         status_interval_s: Heartbeat of status records, seconds.
+        status_timeout_s: How long gateways take this worker for alive after its last one, seconds.
         topic_check_interval_s: How often the topics' existence is checked, seconds (FAULTS B104).
         settle_retry_s: How long answers that cannot be published are tried again before the group member starts
             anew, seconds.
@@ -96,6 +97,7 @@ class WorkerSettings:
     revoke_grace_s: float = 10.0
     exit_timeout_s: float = 30.0
     status_interval_s: float = 1.0
+    status_timeout_s: float = 10.0
     topic_check_interval_s: float = 5.0
     settle_retry_s: float = 60.0
     stall_timeout_s: float = 20.0

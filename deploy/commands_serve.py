@@ -14,12 +14,14 @@ from headrace.deploy.access import ACCESS
 from headrace.deploy.broker import named_kafka
 from headrace.deploy.claims import CLAIMS
 from headrace.deploy.console import hint
+from headrace.deploy.extensions import EXTENSIONS
 from headrace.deploy.grpc_options import GRPC
 from headrace.deploy.loading import repository_paths
 from headrace.deploy.options import with_settings
 from headrace.deploy.process import Parts, run_process
 from headrace.deploy.settings import Settings
 from headrace.deploy.variables import misspelt_variables
+from headrace.streams.log_settings import LINE, RETRYING_LOGGER
 
 MODELS = (
     "model_repository",
@@ -91,6 +93,8 @@ PROCESS = (
     "strict_readiness",
     "http_address",
     "allow_metrics",
+    "status_interval_ms",
+    "status_timeout_ms",
     "stop_delay_secs",
     "exit_timeout_secs",
     "log_level",
@@ -98,7 +102,9 @@ PROCESS = (
 )
 
 
-@with_settings(*MODELS, *KAFKA, "broker_port", *GATEWAY, *ACCESS, *WORKER, *CLAIMS, *PROCESS)
+@with_settings(
+    *MODELS, *KAFKA, "broker_port", *GATEWAY, *EXTENSIONS, *ACCESS, *WORKER, *CLAIMS, *PROCESS
+)
 def serve(
     settings: Settings,
     path: Annotated[
@@ -143,7 +149,7 @@ def worker(
     run(settings, run_process(settings, paths, Parts(worker=True, gateway=False)))
 
 
-@with_settings(*KAFKA, *GATEWAY, *ACCESS, *CLAIMS, *PROCESS)
+@with_settings(*KAFKA, *GATEWAY, *EXTENSIONS, *ACCESS, *CLAIMS, *PROCESS)
 def gateway(settings: Settings) -> None:
     """Answer the V2 protocol over HTTP and gRPC for the models that workers on the same Kafka serve.
 
@@ -161,11 +167,10 @@ def run(settings: Settings, main: Coroutine[Any, Any, None]) -> None:
     """Run a process's coroutine with logging set up, on uvloop where it exists."""
     logging.basicConfig(
         level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        format=LINE,
     )
     if settings.log_level != "debug":
-        # The client reports each retry of a connection; what matters of it comes back as an error of ours.
-        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+        logging.getLogger(RETRYING_LOGGER).setLevel(logging.CRITICAL)
     for warning in misspelt_variables():
         hint(warning)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.consumers.service import Worker
-from headrace.consumers.settings import WorkerSettings
 from headrace.deploy.access import guard_of
 from headrace.deploy.broker import (
     embedded_broker,
@@ -31,6 +30,7 @@ from headrace.deploy.broker import (
 )
 from headrace.deploy.claims import claims_of
 from headrace.deploy.console import errors, hint
+from headrace.deploy.extensions import extensions_of
 from headrace.deploy.failure import port_taken
 from headrace.deploy.grpc_guard import grpc_guard_of
 from headrace.deploy.loading import (
@@ -41,9 +41,9 @@ from headrace.deploy.loading import (
 )
 from headrace.deploy.settings import Settings, option_name
 from headrace.deploy.welcome import Addresses, host_port, print_welcome, url_of
+from headrace.deploy.worker_bounds import worker_settings
 from headrace.deploy.worker_http import Views, WorkerHttp
 from headrace.repository.repository import Repository
-from headrace.schemas.requests import MAX_RECORD_BYTES
 from headrace.streams.async_table import AsyncBounds
 from headrace.streams.claim_objects import FsspecObjects
 from headrace.streams.claims import Claims
@@ -52,7 +52,6 @@ from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.grpc_server import GrpcServer
 from headrace.streams.http import HttpServer
 from headrace.streams.kafka import KafkaLog
-from headrace.streams.log import Mode
 from headrace.streams.metrics import MetricsServer, metrics_page
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
@@ -68,9 +67,6 @@ what waits in the queue so often that it took more time than decoding."""
 SWITCH_INTERVAL_S = 0.0005
 """How long the loop may keep a model's thread waiting for the interpreter lock. At Python's 5 ms, an instance that has
 finished a batch of half a millisecond may wait ten times as long before it can say so."""
-
-EVERY_INTERFACE = ("", "0.0.0.0", "::")  # noqa: S104  # compared, not bound
-"""Addresses that say nothing about where others find us."""
 
 READY_POLL_S = 0.05
 """How often a start looks whether all is ready, to say so."""
@@ -135,53 +131,6 @@ def _calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 20)
-
-
-def advertised_url(settings: Settings, port: int) -> str:
-    """Return where other machines reach the worker's port: as told, else by its address, else by the host's name."""
-    if settings.worker_advertised_url:
-        return settings.worker_advertised_url
-    address = settings.http_address
-    return url_of(socket.gethostname() if address in EVERY_INTERFACE else address, port)
-
-
-def worker_settings(settings: Settings, port: int) -> WorkerSettings:
-    """Return the worker's bounds under these settings; ``port`` is the one that it listens on."""
-    return WorkerSettings(
-        worker_id=settings.worker_id or f"{socket.gethostname()}-{os.getpid()}",
-        advertised_url=advertised_url(settings, port),
-        max_queued_records=settings.max_queued_records,
-        max_queued_bytes=settings.max_queued_bytes,
-        max_partition_span=settings.max_partition_span,
-        max_record_bytes=max(MAX_RECORD_BYTES, settings.claim_check_max_bytes),
-        max_poll_records=settings.max_poll_records,
-        settle_interval_s=settings.settle_interval_ms / 1000,
-        settle_backlog_interval_s=settings.settle_backlog_interval_ms / 1000,
-        delivery=Mode(settings.delivery),
-        transaction_interval_s=settings.transaction_interval_ms / 1000,
-        revoke_grace_s=settings.revoke_grace_secs,
-        exit_timeout_s=settings.exit_timeout_secs,
-        stall_timeout_s=settings.stall_timeout_secs,
-        max_live_sequences=settings.max_live_sequences,
-        max_backlogged_sequences=settings.max_backlogged_sequences,
-        max_ended_sequences=settings.max_ended_sequences,
-        ended_ttl_s=settings.ended_ttl_secs,
-        snapshot_every=settings.snapshot_every,
-        sequence_skew_s=settings.sequence_skew_secs,
-        idempotency_window_s=settings.idempotency_window_secs,
-        max_idempotency_keys=settings.max_idempotency_keys,
-        max_idempotency_bytes=settings.max_idempotency_bytes,
-        max_sequence_keys=settings.max_sequence_keys,
-        max_sequence_key_bytes=settings.max_sequence_key_bytes,
-        max_attempts=settings.max_attempts,
-        max_crashes=settings.max_crashes,
-        retry_backoff_s=settings.retry_backoff_ms / 1000,
-        retry_backoff_max_s=settings.retry_backoff_max_ms / 1000,
-        execution_timeout_s=settings.execution_timeout_ms / 1000,
-        max_abandoned_executions=settings.max_abandoned_executions,
-        max_starved_executions=settings.max_starved_executions,
-        memory_ceiling_s=settings.memory_ceiling_secs,
-    )
 
 
 def _stop_at_signals(stop: asyncio.Event, within_s: float) -> None:
@@ -328,6 +277,8 @@ async def _answering(
         later=AsyncBounds(
             settings.async_window_secs * 1000, settings.max_async_calls, settings.max_async_bytes
         ),
+        interval_ms=settings.status_interval_ms,
+        status_timeout_ms=settings.status_timeout_ms,
     )
     guard = guard_of(settings)
     grpc_guard = grpc_guard_of(settings)
@@ -349,16 +300,17 @@ async def _answering(
             await stack.enter_async_context(metrics)
             addresses.metrics = url_of(settings.http_address, metrics.port) + "/metrics"
         await gateway.wait_started()
+        extensions = stack.enter_context(extensions_of(settings))
         if settings.allow_http:
             http = await stack.enter_async_context(
-                HttpServer(gateway, guard.http, access=guard.access, tls=guard.tls)
+                HttpServer(gateway, guard.http, extensions, access=guard.access, tls=guard.tls)
             )
             scheme = "http" if guard.tls is None else "https"
             addresses.http = url_of(settings.http_address, http.port, scheme)
         if grpc_guard is not None:
             bounds = grpc_guard.settings
             grpc = await stack.enter_async_context(
-                GrpcServer(gateway, bounds, access=grpc_guard.access)
+                GrpcServer(gateway, bounds, extensions, access=grpc_guard.access)
             )
             addresses.grpc = host_port(bounds.address, grpc.port)
         addresses.is_ready.append(gateway.is_ready)

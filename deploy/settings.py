@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from headrace.deploy.access_settings import AccessSettings
-from headrace.deploy.async_settings import AsyncSettings
-from headrace.deploy.call_settings import CallSettings
-from headrace.deploy.claim_settings import ClaimSettings
-from headrace.deploy.fault_settings import FaultSettings
-from headrace.deploy.grpc_options import GrpcOptions
-from headrace.deploy.idempotency_settings import IdempotencySettings
-from headrace.deploy.stop_settings import StopSettings
+from headrace.deploy.setting_parts import SettingParts
 from headrace.schemas.errors import ConfigError
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -51,16 +44,7 @@ WORKER = _panel("Worker")
 PROCESS = _panel("Process")
 
 
-class Settings(
-    AccessSettings,
-    FaultSettings,
-    ClaimSettings,
-    IdempotencySettings,
-    CallSettings,
-    AsyncSettings,
-    GrpcOptions,
-    StopSettings,
-):
+class Settings(SettingParts):
     """The settings of one process, read once at its start and never changed."""
 
     model_config = SettingsConfigDict(

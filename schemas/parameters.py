@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from headrace.schemas.errors import InvalidRequest, Reason, Unsupported
+from headrace.schemas.errors import InvalidRequest, Unsupported
 from headrace.schemas.infer import InferRequest, Parameter, RequestedOutput, SequenceId
+from headrace.schemas.shared_span import REGION
 from headrace.schemas.tensor import Tensor
 
 MAX_UINT64 = 2**64 - 1
@@ -22,6 +23,7 @@ def infer_request(
     id: str = "",  # noqa: A002  # the protocol's word
     model: tuple[str, str] = ("", ""),
     parameters: Mapping[str, object] | None = None,
+    has_shared: bool = False,
 ) -> InferRequest:
     """Make a request of what a codec read, with the standard parameters lifted into fields.
 
@@ -31,13 +33,15 @@ def infer_request(
         id: The caller's, or ``""``.
         model: Name and version, each may be ``""``.
         parameters: As read; values of any type, checked here.
+        has_shared: Outputs may go to shared memory: whoever asked will find them there.
 
     Raises:
         InvalidRequest: A parameter has the wrong type, or its name is reserved.
         Unsupported: An output asks for shared memory.
     """
-    for output in outputs:
-        refuse_shared_memory(output.name, output.parameters)
+    if not has_shared:
+        for output in outputs:
+            refuse_shared_memory(output.name, output.parameters)
     name, version = model
     if not parameters:
         return InferRequest(tuple(inputs), tuple(outputs), id, name, version)
@@ -98,17 +102,16 @@ def standard_parameters(request: InferRequest) -> dict[str, Parameter]:
     return found
 
 
-def refuse_shared_memory(tensor: str, parameters: Mapping[str, object]) -> None:
-    """Refuse tensors that are kept in shared memory: a record's reader is another machine (SEMANTICS PB-72).
+def refuse_shared_memory(output: str, parameters: Mapping[str, object]) -> None:
+    """Refuse outputs that shall go to shared memory: a record's writer is another machine (SEMANTICS PB-72).
 
     Raises:
         Unsupported: The parameters name a region.
     """
-    if "shared_memory_region" in parameters:
+    if REGION in parameters:
         raise Unsupported(
-            f"tensor '{tensor}' is kept in shared memory, which is not offered, expected its data "
-            "in the request",
-            reason=Reason.UNSUPPORTED,
+            f"output '{output}' shall go to shared memory, which is not offered here, expected no "
+            f"'{REGION}'"
         )
 
 

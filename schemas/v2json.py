@@ -7,7 +7,7 @@ answers INTERNAL there, PB-32); a well-formed request that is wrong is `InvalidR
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,6 +20,14 @@ from headrace.schemas.parameters import (
     refuse_shared_memory,
     standard_parameters,
 )
+from headrace.schemas.shared_span import (
+    REGION,
+    ReadShared,
+    SharedSpan,
+    check_alone,
+    read_shared,
+    shared_span,
+)
 from headrace.schemas.signature import Signature
 from headrace.schemas.tensor import (
     Buffer,
@@ -28,18 +36,24 @@ from headrace.schemas.tensor import (
     Tensor,
     datatype_of,
 )
-from headrace.schemas.v2json_data import MAX_DEPTH, json_data, raw_data
+from headrace.schemas.v2json_data import MAX_DEPTH, raw_data
 from headrace.schemas.v2json_raw import raw_request
+from headrace.schemas.v2json_write import (
+    MAX_REMEMBERED,
+    SIZE,
+    binary_head,
+    described,
+    dump,
+    joined,
+    written,
+)
 
 Binary = Callable[[str], bool]
 """Whether the tensor of that name is written in binary."""
 
 MAX_INT64 = 2**63 - 1
-MAX_REMEMBERED = 256
-"""JSON parts before binary tensors that are remembered as read, and as written: a client's are nearly all alike."""
 MAX_REMEMBERED_BYTES = 2_048
 """Longer ones are read anew each time."""
-_SIZE = "binary_data_size"
 
 
 def all_json(_name: str) -> bool:
@@ -64,7 +78,10 @@ def wants_binary(request: InferRequest) -> Binary:
 
 
 def parse_request(
-    body: bytes, header_length: int | None, signature: Signature | None = None
+    body: bytes,
+    header_length: int | None,
+    signature: Signature | None = None,
+    shared: ReadShared | None = None,
 ) -> InferRequest:
     """Read a request.
 
@@ -72,11 +89,12 @@ def parse_request(
         body: JSON, or JSON with binary tensors behind it.
         header_length: Bytes of the JSON part; None: all is JSON; 0: all is the sole input's data (BN-07).
         signature: Of the model; needed for the last.
+        shared: Reads tensors that are kept in shared memory; None where there is none.
 
     Raises:
         MalformedRequest: The JSON cannot be read as a V2 request (PB-32).
         InvalidRequest: It can, and is wrong: length, datatype, sizes, parameters.
-        Unsupported: A tensor is kept in shared memory.
+        Unsupported: A tensor is kept in shared memory, and there is none.
     """
     if header_length == 0:
         return raw_request(body, signature)
@@ -86,8 +104,11 @@ def parse_request(
     found = _remembered(head) if is_alike else _read(head, signature)
     if signature is not None and len(found.parts) > len(signature.inputs):
         raise signature.wrong_count([part.name for part in found.parts])
+    if found.is_shared and shared is None:
+        for output in found.rest.outputs:
+            refuse_shared_memory(output.name, output.parameters)
     cursor = _Tail(tail)
-    inputs = tuple([_filled(part, cursor) for part in found.parts])
+    inputs = tuple([_filled(part, cursor, shared) for part in found.parts])
     cursor.finish()
     return with_inputs(found.rest, inputs)
 
@@ -127,7 +148,7 @@ def write_request(request: InferRequest, binary: Binary = all_binary) -> tuple[b
         document["parameters"] = parameters
     tail: list[Buffer] = []
     document["inputs"] = [
-        _written(tensor, tail, binary=binary(tensor.name), sending="input")
+        written(tensor, tail, binary=binary(tensor.name), sending="input")
         for tensor in request.inputs
     ]
     if request.outputs:
@@ -137,23 +158,30 @@ def write_request(request: InferRequest, binary: Binary = all_binary) -> tuple[b
             else {"name": output.name}
             for output in request.outputs
         ]
-    return _joined(document, tail)
+    return joined(document, tail)
 
 
-def write_response(response: InferResponse, binary: Binary = all_json) -> tuple[bytes, int | None]:
+def write_response(
+    response: InferResponse, binary: Binary = all_json, shared: Set[str] = frozenset()
+) -> tuple[bytes, int | None]:
     """Write a response; returns it and the length of its JSON part.
 
-    The length is None when there is no binary byte: then the body is plain JSON (BN-05).
+    The length is None when there is no binary byte: then the body is plain JSON (BN-05). The outputs named in
+    ``shared`` are in shared memory: of them only name, datatype and shape are written.
 
     Raises:
         InvalidRequest: FP16, BF16 or bytes that are no UTF-8 shall go as JSON (PB-45).
     """
     data = [tensor.data for tensor in response.outputs]
-    if any(data) and not response.parameters and all(binary(t.name) for t in response.outputs):
+    if (
+        any(data)
+        and not (response.parameters or shared)
+        and all(binary(t.name) for t in response.outputs)
+    ):
         tensors = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in response.outputs])
-        head = _binary_head(response.model_name, response.model_version, tensors)
+        head = binary_head(response.model_name, response.model_version, tensors)
         if response.id:
-            head = b'{"id":' + _dump(response.id) + b"," + head[1:]
+            head = b'{"id":' + dump(response.id) + b"," + head[1:]
         return b"".join([head, *data]), len(head)
     document: dict[str, object] = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name
@@ -162,50 +190,37 @@ def write_response(response: InferResponse, binary: Binary = all_json) -> tuple[
         document["parameters"] = dict(response.parameters)
     tail: list[Buffer] = []
     document["outputs"] = [
-        _written(tensor, tail, binary=binary(tensor.name), sending="output")
+        described(tensor)
+        if tensor.name in shared
+        else written(tensor, tail, binary=binary(tensor.name), sending="output")
         for tensor in response.outputs
     ]
-    return _joined(document, tail)
+    return joined(document, tail)
 
 
 def write_error(id: str, error: InferError) -> bytes:  # noqa: A002  # the protocol's word
     """Write the body of an error (PB-30), with the id when there is one."""
     document = {"id": id, "error": error.detail} if id else {"error": error.detail}
-    return _dump(document)
-
-
-@lru_cache(maxsize=MAX_REMEMBERED)
-def _binary_head(
-    model_name: str, model_version: str, tensors: tuple[tuple[str, Datatype, Shape, int], ...]
-) -> bytes:
-    """Write the JSON part of a response whose outputs, of these sizes, are all binary; it has no id and parameters."""
-    outputs = [
-        {
-            "name": name,
-            "datatype": datatype.value,
-            "shape": list(shape),
-            "parameters": {_SIZE: size},
-        }
-        for name, datatype, shape, size in tensors
-    ]
-    return _dump({"model_name": model_name, "model_version": model_version, "outputs": outputs})
+    return dump(document)
 
 
 class _Part(NamedTuple):
-    """One tensor of a JSON part; its data, or None and how many bytes of the binary part are."""
+    """One tensor of a JSON part; its data, or None and how many bytes of the binary part, or where in shared memory."""
 
     name: str
     datatype: Datatype
     shape: Shape
     data: bytes | None
-    size: int
+    size: int = 0
+    span: SharedSpan | None = None
 
 
 class _Head(NamedTuple):
-    """A request's JSON part, read: its tensors, and all but them."""
+    """A request's JSON part, read: its tensors, all but them, and whether outputs go to shared memory."""
 
     parts: Sequence[_Part]
     rest: InferRequest
+    is_shared: bool
 
 
 class _Tail:
@@ -253,8 +268,15 @@ def _read(head: bytes, signature: Signature | None = None) -> _Head:
         raise signature.wrong_count([_string(item, "name", required=True) for item in items])
     parts = [_part(item) for item in items]
     outputs = [_requested(item) for item in _list(document, "outputs")]
-    rest = infer_request((), outputs, id=_string(document, "id"), parameters=_parameters(document))
-    return _Head(parts, rest)
+    is_shared = any(REGION in output.parameters for output in outputs)
+    rest = infer_request(
+        (),
+        outputs,
+        id=_string(document, "id"),
+        parameters=_parameters(document),
+        has_shared=is_shared,
+    )
+    return _Head(parts, rest, is_shared)
 
 
 _remembered = lru_cache(maxsize=MAX_REMEMBERED)(_read)
@@ -319,7 +341,7 @@ def _requested(item: Mapping[str, Any]) -> RequestedOutput:
 
 
 def _part(item: Mapping[str, Any]) -> _Part:
-    """Read one tensor, its data from the JSON or from the binary part: exactly one of them (PB-36)."""
+    """Read one tensor, its data from the JSON, the binary part or shared memory: exactly one of them (PB-36)."""
     name = _string(item, "name", required=True)
     datatype = datatype_of(_string(item, "datatype", required=True))
     shape = item.get("shape")
@@ -330,54 +352,29 @@ def _part(item: Mapping[str, Any]) -> _Part:
             f"Unable to parse 'shape': expected an array of unsigned integers in tensor '{name}'"
         )
     parameters = _parameters(item)
-    refuse_shared_memory(name, parameters)
-    if _SIZE not in parameters:
+    span = shared_span(name, parameters)
+    if span is not None:
+        check_alone(name, {"data": "data" in item, SIZE: SIZE in parameters})
+        return _Part(name, datatype, tuple(shape), None, span=span)
+    if SIZE not in parameters:
         if "data" not in item:
             raise MalformedRequest(
-                f"Unable to parse 'data': tensor '{name}' has neither 'data' nor '{_SIZE}'"
+                f"Unable to parse 'data': tensor '{name}' has neither 'data' nor '{SIZE}'"
             )
         data = raw_data(name, datatype, shape, item["data"])
-        return _Part(name, datatype, tuple(shape), data, 0)
-    size = parameters[_SIZE]
+        return _Part(name, datatype, tuple(shape), data)
+    size = parameters[SIZE]
     if type(size) is not int or size < 0:
-        raise MalformedRequest(f"Unable to parse '{_SIZE}': expected an unsigned integer")
+        raise MalformedRequest(f"Unable to parse '{SIZE}': expected an unsigned integer")
     if "data" in item:
         raise InvalidRequest(
-            f"tensor '{name}' has both 'data' and '{_SIZE}', expected exactly one of them"
+            f"tensor '{name}' has both 'data' and '{SIZE}', expected exactly one of them"
         )
     return _Part(name, datatype, tuple(shape), None, size)
 
 
-def _filled(part: _Part, tail: _Tail) -> Tensor:
-    name, datatype, shape, data, size = part
+def _filled(part: _Part, tail: _Tail, shared: ReadShared | None = None) -> Tensor:
+    name, datatype, shape, data, size, span = part
+    if span is not None:
+        return Tensor(name, datatype, shape, read_shared(name, span, shared))
     return Tensor(name, datatype, shape, tail.take(name, size) if data is None else data)
-
-
-def _written(
-    tensor: Tensor, tail: list[Buffer], *, binary: bool, sending: str
-) -> dict[str, object]:
-    item: dict[str, object] = {
-        "name": tensor.name,
-        "datatype": tensor.datatype.value,
-        "shape": list(tensor.shape),
-    }
-    if binary:
-        item["parameters"] = {_SIZE: len(tensor.data)}
-        tail.append(tensor.data)
-    else:
-        item["data"] = json_data(tensor, sending)
-    return item
-
-
-def _joined(document: dict[str, object], tail: Sequence[Buffer]) -> tuple[bytes, int | None]:
-    head = _dump(document)
-    if not any(len(data) for data in tail):
-        return head, None
-    return b"".join([head, *tail]), len(head)
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-
-
-def _dump(document: object) -> bytes:
-    return _encode(document).encode("utf-8", "replace")

@@ -6,7 +6,7 @@ and its client first), so `headrace.schemas.codec` imports this module when the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from headrace.schemas.infer import InferRequest, InferResponse, Parameters, Requ
 from headrace.schemas.parameters import (
     custom_parameters,
     infer_request,
-    refuse_shared_memory,
     standard_parameters,
 )
-from headrace.schemas.tensor import Buffer, Datatype, Tensor, datatype_of, join_bytes
+from headrace.schemas.shared_span import ReadShared, check_alone, read_shared, shared_span
+from headrace.schemas.tensor import Datatype, Tensor, datatype_of, join_bytes
 from headrace.schemas.v2json_data import integer_limits
 from headrace.schemas.v2proto_write import write_plain_response
 from tritonclient.grpc import service_pb2
@@ -54,30 +54,40 @@ def parse_request(value: bytes) -> InferRequest:
     return from_message(_parse(service_pb2.ModelInferRequest(), value))
 
 
-def from_message(message: Any) -> InferRequest:
+def from_message(message: Any, shared: ReadShared | None = None) -> InferRequest:
     """Read a ``ModelInferRequest``: data either all raw or all typed, FP16 and BF16 raw only (GR-01).
+
+    Inputs that are kept in shared memory have no raw contents; ``shared`` reads them, None where there is none.
 
     Raises:
         InvalidRequest: Data is given twice or not at all, in the wrong field, or out of range.
     """
     raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
+    spans = [
+        shared_span(item.name, _values(item.parameters)) if item.parameters else None
+        for item in message.inputs
+    ]
+    if raw and len(raw) != spans.count(None):
         raise InvalidRequest(
-            f"expected {len(message.inputs)} raw_input_contents, one per input, got {len(raw)}"
+            f"expected {spans.count(None)} raw_input_contents, one per input, got {len(raw)}"
         )
+    left = iter(raw)
     inputs = []
-    for i, item in enumerate(message.inputs):
-        refuse_shared_memory(item.name, item.parameters)
+    for item, span in zip(message.inputs, spans, strict=True):
         datatype = datatype_of(item.datatype)
-        if not raw:
-            data: Buffer = _typed(item, datatype)
-        elif item.HasField("contents") and item.contents.ListFields():
+        has_contents = item.HasField("contents") and bool(item.contents.ListFields())
+        if span is not None:
+            check_alone(item.name, {"contents": has_contents})
+            data = read_shared(item.name, span, shared)
+        elif not raw:
+            data = _typed(item, datatype)
+        elif has_contents:
             raise InvalidRequest(
                 "contents field must not be specified when using raw_input_contents for "
                 f"'{item.name}'"
             )
         else:
-            data = raw[i]
+            data = next(left)
         inputs.append(Tensor(item.name, datatype, tuple(item.shape), data))
     outputs = [
         RequestedOutput(item.name, custom_parameters(_values(item.parameters)))
@@ -89,6 +99,7 @@ def from_message(message: Any) -> InferRequest:
         id=message.id,
         model=(message.model_name, message.model_version),
         parameters=_values(message.parameters),
+        has_shared=shared is not None,
     )
 
 
@@ -132,22 +143,22 @@ def write_request(request: InferRequest) -> bytes:
     return _bytes(message)
 
 
-def write_response(response: InferResponse) -> bytes:
-    """Write a response with raw contents."""
-    if not response.parameters:
+def write_response(response: InferResponse, shared: Set[str] = frozenset()) -> bytes:
+    """Write a response with raw contents; those of outputs named in ``shared``, in shared memory, are empty."""
+    if not (response.parameters or shared):
         return write_plain_response(response)
-    return _bytes(to_message(response))
+    return _bytes(to_message(response, shared))
 
 
-def to_message(response: InferResponse) -> Any:
-    """Return a ``ModelInferResponse``."""
+def to_message(response: InferResponse, shared: Set[str] = frozenset()) -> Any:
+    """Return a ``ModelInferResponse``; outputs named in ``shared`` are in shared memory, their contents are empty."""
     message = service_pb2.ModelInferResponse(
         id=response.id, model_name=response.model_name, model_version=response.model_version
     )
     _set(message.parameters, response.parameters)
     for tensor in response.outputs:
         message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_output_contents.append(bytes(tensor.data))
+        message.raw_output_contents.append(b"" if tensor.name in shared else bytes(tensor.data))
     return message
 
 

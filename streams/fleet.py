@@ -3,7 +3,7 @@
 Pure: records go in as they are read, the time is passed in, answers come out. A gateway and the tools know models
 from here only, so nothing but the status topic has to be shared.
 
-A writer counts as dead when its word is older than three of its heartbeats. A word that arrives while we watch
+A writer counts as dead when its word is older than it says itself (``timeout_ms``). A word that arrives while we watch
 counts from its arrival, so a worker whose clock is wrong still lives; one that was read on start counts from the
 time written in it. Dead workers' words are kept for a while, to answer "not ready" rather than "unknown".
 """
@@ -18,6 +18,8 @@ from headrace.schemas.config_text import config_from_json
 from headrace.schemas.errors import ConfigError, NotFound, Reason, Unavailable
 from headrace.schemas.model_config import ModelConfig
 from headrace.schemas.signature import Signature
+from headrace.streams.counts import ModelCounts
+from headrace.streams.json_fields import JsonObject
 from headrace.streams.load import QueueLoad
 from headrace.streams.metrics_text import Series
 from headrace.streams.model_view import (
@@ -32,10 +34,7 @@ from headrace.streams.model_view import (
     version_number,
 )
 from headrace.streams.status import (
-    STALE_AFTER_INTERVALS,
     GatewayStatus,
-    JsonObject,
-    ModelCounts,
     ModelState,
     Status,
     WorkerStatus,
@@ -107,7 +106,7 @@ class Fleet:
             self.corrupt += 1
             return
         since_ms = now_ms if live else min(status.at_ms, now_ms)
-        until_ms = since_ms + STALE_AFTER_INTERVALS * status.interval_ms
+        until_ms = since_ms + status.timeout_ms
         self._applied += 1
         order = self._applied
         known = self._words.get(key)

@@ -35,7 +35,7 @@ from headrace.streams.model_view import Route
 from headrace.streams.outbox import Outbox
 from headrace.streams.pending import DEFAULT_MAX_PENDING
 from headrace.streams.replies import Replies
-from headrace.streams.status import DEFAULT_INTERVAL_MS, GatewayStatus
+from headrace.streams.status import DEFAULT_INTERVAL_MS, DEFAULT_TIMEOUT_MS, GatewayStatus
 from headrace.streams.streamed import DEFAULT_MAX_STREAM_BYTES, Streamed
 from headrace.streams.topology import Topology
 from headrace.streams.watch import Clock, StatusWatch, wall_ms
@@ -57,6 +57,7 @@ class GatewaySettings:
         max_record_bytes: Largest value that is produced; not above the producer's ``max.request.size``.
         reply_partitions: Partitions of the replies topic that are claimed, as far as there are that many.
         interval_ms: Milliseconds between two status records.
+        status_timeout_ms: Milliseconds after the last one at which other gateways take its reply partitions for free.
         strict_readiness: Ready needs every version of every model READY (SEMANTICS SV-02).
         max_stream_bytes: Bytes of responses that may wait for the reader of one stream; one that reads more slowly
             loses it. All streams together may hold 16 times that.
@@ -69,6 +70,7 @@ class GatewaySettings:
     max_record_bytes: int = 1_000_000
     reply_partitions: int = 1
     interval_ms: int = DEFAULT_INTERVAL_MS
+    status_timeout_ms: int = DEFAULT_TIMEOUT_MS
     strict_readiness: bool = True
     max_stream_bytes: int = DEFAULT_MAX_STREAM_BYTES
     later: AsyncBounds = AsyncBounds()  # noqa: RUF009  # frozen
@@ -122,7 +124,7 @@ class Gateway:
             log,
             topology.replies,
             self._watch,
-            GatewayStatus(self.gateway_id, clock_ms(), interval_ms=settings.interval_ms),
+            GatewayStatus(self.gateway_id, clock_ms(), timeout_ms=settings.status_timeout_ms),
             wanted=settings.reply_partitions,
             on_reply=self._calls.on_reply,
         )

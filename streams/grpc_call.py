@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from headrace.schemas.errors import InvalidRequest
 from headrace.schemas.record import TRACEPARENT, TRACESTATE, Header
 from headrace.streams.access import Group
+from headrace.streams.extensions import Extensions
 from headrace.streams.gateway import Gateway
 from headrace.streams.grpc_settings import GrpcSettings
 from headrace.streams.idempotency import KEY_HEADER, KeyedCall, read_key
@@ -34,11 +35,13 @@ class GrpcPart:
     Attributes:
         gateway: Asks the models.
         settings: Bounds of the server.
+        extensions: What clients may set at this gateway.
         endings: Called when the server closes, one for each open stream, which then ends.
     """
 
     gateway: Gateway
     settings: GrpcSettings
+    extensions: Extensions = field(default_factory=Extensions)
     endings: set[Callable[[], None]] = field(default_factory=set)
 
 

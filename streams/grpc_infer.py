@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
-from headrace.schemas.errors import InferError, InvalidRequest, Unsupported
+from headrace.schemas.errors import InvalidRequest, Unsupported
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.v2proto import from_message, write_response
-from headrace.streams.gateway import Gateway
 from headrace.streams.grpc_call import (
     Context,
     GrpcPart,
@@ -23,6 +22,7 @@ from headrace.streams.grpc_call import (
     texts,
 )
 from headrace.streams.idempotency import REPLAYED_HEADER, KeyedCall
+from headrace.streams.shared_memory import SharedTargets
 from tritonclient.grpc import service_pb2
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -64,32 +64,31 @@ async def model_infer(part: GrpcPart, value: bytes, context: Context) -> bytes:
     metadata = context.invocation_metadata()
     said = read_metadata(metadata)
     message = parsed(service_pb2.ModelInferRequest, value)
-    asked = await read_request(gateway, message, len(value), one_answer=True)
+    asked = await read_request(part, message, len(value), one_answer=True)
     if forwarding is not None:
         asked = asked._replace(request=forwarding.apply(asked.request, texts(metadata)))
-    try:
-        response = await gateway.infer(
-            asked.model,
-            asked.version,
-            asked.request,
-            deadline_ms=deadline_ms(gateway, context),
-            extra=said.trace,
-            keyed=said.keyed,
-        )
-    except InferError:
-        _tell_replayed(said.keyed, context)
-        raise
-    _tell_replayed(said.keyed, context)
-    return await response_bytes(response)
+    with part.extensions.memory.targets(asked.request.outputs) as shared:
+        try:
+            response = await gateway.infer(
+                asked.model,
+                asked.version,
+                asked.request,
+                deadline_ms=deadline_ms(gateway, context),
+                extra=said.trace,
+                keyed=said.keyed,
+            )
+        finally:
+            _tell_replayed(said.keyed, context)
+        return await response_bytes(response, shared)
 
 
 async def read_request(
-    gateway: Gateway, message: Any, size: int, *, one_answer: bool = False
+    part: GrpcPart, message: Any, size: int, *, one_answer: bool = False
 ) -> Asked:
     """Make an infer request of a ``ModelInferRequest``; its model is looked up first (SEMANTICS PB-33).
 
     Args:
-        gateway: Knows the models.
+        part: Knows the models, and shared memory.
         message: As it came.
         size: Of its bytes.
         one_answer: Refuse a model that answers with any number (GR-04).
@@ -98,7 +97,7 @@ async def read_request(
         InferError: No such model, or the request is wrong.
     """
     model, version = message.model_name, checked_version(message.model_version)
-    route = gateway.route(model, version)
+    route = part.gateway.route(model, version)
     if one_answer and route.config.decoupled:
         raise Unsupported(
             "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -106,18 +105,32 @@ async def read_request(
     wants_empty_final = False
     if message.parameters:
         wants_empty_final = _wants_empty_final(message.parameters)
-    if size < OFF_LOOP_BYTES:
-        request = from_message(message)
+    memory = part.extensions.memory
+    shared = memory.reader(part.settings.max_input_bytes)
+    is_long = size >= OFF_LOOP_BYTES
+    if memory.largest_bytes >= OFF_LOOP_COPIED_BYTES:
+        is_long = is_long or any(item.parameters for item in message.inputs)
+    if is_long:
+        request = await asyncio.to_thread(from_message, message, shared)
     else:
-        request = await asyncio.to_thread(from_message, message)
+        request = from_message(message, shared)
     return Asked(model, version, route.config.decoupled, wants_empty_final, request)
 
 
-async def response_bytes(response: InferResponse) -> bytes:
-    """Return a response as bytes of a ``ModelInferResponse``."""
+async def response_bytes(response: InferResponse, shared: SharedTargets) -> bytes:
+    """Return a response as bytes of a ``ModelInferResponse``; what shall go to shared memory is written there.
+
+    Raises:
+        InferError: An output does not fit into its place.
+    """
     if sum([len(tensor.data) for tensor in response.outputs]) < OFF_LOOP_COPIED_BYTES:
-        return write_response(response)
-    return await asyncio.to_thread(write_response, response)
+        return _written(response, shared)
+    return await asyncio.to_thread(_written, response, shared)
+
+
+def _written(response: InferResponse, shared: SharedTargets) -> bytes:
+    shared.write(response)
+    return write_response(response, shared.names)
 
 
 def _wants_empty_final(parameters: Any) -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 from google.protobuf.message import Message
 from headrace.schemas.errors import InferError, Unavailable, Unsupported
 from headrace.schemas.model_config import check_load_name
+from headrace.streams import grpc_extensions
 from headrace.streams.access import Group
 from headrace.streams.grpc_call import GrpcPart, Method, checked_version
 from headrace.streams.grpc_convert import filled, set_tensor
-from headrace.streams.http_models import EXITING, EXTENSIONS, NO_CONTROL
+from headrace.streams.http_models import EXITING, NO_CONTROL
 from tritonclient.grpc import service_pb2
 
 
@@ -56,7 +57,7 @@ async def server_metadata(part: GrpcPart, _request: Any) -> Message:
         "ServerMetadataResponse",
         name=part.settings.name,
         version=metadata.version("headrace"),
-        extensions=EXTENSIONS,
+        extensions=part.extensions.names(),
     )
 
 
@@ -128,16 +129,6 @@ async def unload(_part: GrpcPart, request: Any) -> Message:
     raise Unavailable(NO_CONTROL)
 
 
-async def absent(_part: GrpcPart, request: Any) -> Message:
-    """Refuse an extension of Triton's that is not offered.
-
-    Raises:
-        Unsupported: Always.
-    """
-    name = request.DESCRIPTOR.name.removesuffix("Request")
-    raise Unsupported(f"{name} is not offered by this gateway")
-
-
 def _refuse_repository(request: Any) -> None:
     if request.repository_name:
         raise Unsupported("'repository_name' specification is not supported")
@@ -159,18 +150,10 @@ _TABLE = (
     (Group.METADATA, "ServerMetadata", server_metadata),
     (Group.METADATA, "ModelMetadata", model_metadata),
     (Group.MODEL_CONFIG, "ModelConfig", model_config),
-    (Group.STATISTICS, "ModelStatistics", absent),
     (Group.MODEL_REPOSITORY, "RepositoryIndex", index),
     (Group.MODEL_REPOSITORY, "RepositoryModelLoad", load),
     (Group.MODEL_REPOSITORY, "RepositoryModelUnload", unload),
-    (Group.SHARED_MEMORY, "SystemSharedMemoryStatus", absent),
-    (Group.SHARED_MEMORY, "SystemSharedMemoryRegister", absent),
-    (Group.SHARED_MEMORY, "SystemSharedMemoryUnregister", absent),
-    (Group.SHARED_MEMORY, "CudaSharedMemoryStatus", absent),
-    (Group.SHARED_MEMORY, "CudaSharedMemoryRegister", absent),
-    (Group.SHARED_MEMORY, "CudaSharedMemoryUnregister", absent),
-    (Group.TRACE, "TraceSetting", absent),
-    (Group.LOGGING, "LogSettings", absent),
+    *grpc_extensions.TABLE,
 )
 
 METHODS: Mapping[str, Method] = {

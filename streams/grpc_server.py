@@ -17,6 +17,7 @@ import grpc.aio
 from headrace.schemas.errors import BackendError, ConfigError, InferError
 from headrace.streams import grpc_health, grpc_reflection
 from headrace.streams.access import Access, Group
+from headrace.streams.extensions import Extensions
 from headrace.streams.gateway import Gateway
 from headrace.streams.grpc_call import Context, GrpcPart, Method, parsed, texts
 from headrace.streams.grpc_errors import abort
@@ -47,13 +48,21 @@ class GrpcServer:
         self,
         gateway: Gateway,
         settings: GrpcSettings = GrpcSettings(),  # noqa: B008  # frozen
+        extensions: Extensions | None = None,
         *,
         access: Access | None = None,
     ) -> None:
-        """Keep the parts; ``access`` is what calls need, None needs nothing."""
+        """Keep the parts.
+
+        Args:
+            gateway: Asks the models.
+            settings: Where to listen, and bounds.
+            extensions: What clients may set, shared with whoever else serves the gateway; None makes our own.
+            access: What calls need; None needs nothing.
+        """
         self.port = settings.port
         self._access = access
-        self._part = GrpcPart(gateway, settings)
+        self._part = GrpcPart(gateway, settings, extensions or Extensions())
 
     async def __aenter__(self) -> Self:
         """Listen.

@@ -52,6 +52,7 @@ class _Stream:
 
     def __init__(self, part: GrpcPart, context: Context) -> None:
         metadata = context.invocation_metadata()
+        self._part = part
         self._gateway = part.gateway
         self._context = context
         self._has_real_status = REAL_STATUS in tuple(metadata or ())
@@ -108,7 +109,7 @@ class _Stream:
             asked: Asked | InferError
             try:
                 message = parsed(service_pb2.ModelInferRequest, value)
-                asked = await read_request(self._gateway, message, len(value))
+                asked = await read_request(self._part, message, len(value))
                 if self._forwarding is not None:
                     request = self._forwarding.apply(asked.request, self._metadata)
                     asked = asked._replace(request=request)
@@ -132,14 +133,16 @@ class _Stream:
             if asked.is_decoupled:
                 await self._serve_decoupled(asked)
                 return
-            response = await self._gateway.infer(
-                asked.model,
-                asked.version,
-                asked.request,
-                deadline_ms=self._deadline_ms,
-                extra=self._trace,
-            )
-            await self._say(stream_response(await response_bytes(response), final=True), turn)
+            with self._part.extensions.memory.targets(asked.request.outputs) as shared:
+                response = await self._gateway.infer(
+                    asked.model,
+                    asked.version,
+                    asked.request,
+                    deadline_ms=self._deadline_ms,
+                    extra=self._trace,
+                )
+                said = await response_bytes(response, shared)
+            await self._say(stream_response(said, final=True), turn)
         except InferError as error:
             await self._say_error(message, error, turn)
         except (
@@ -159,10 +162,11 @@ class _Stream:
             extra=self._trace,
             empty_final=asked.wants_empty_final,
         )
-        async with aclosing(streamed) as responses:
-            async for response, is_final in responses:
-                said = stream_response(await response_bytes(response), final=is_final)
-                await self._said.put(said)
+        with self._part.extensions.memory.targets(asked.request.outputs) as shared:
+            async with aclosing(streamed) as responses:
+                async for response, is_final in responses:
+                    said = await response_bytes(response, shared)
+                    await self._said.put(stream_response(said, final=is_final))
 
     async def _say_error(self, message: Any, error: InferError, turn: Turn) -> None:
         said: Said = error if self._has_real_status else stream_error(message, error)

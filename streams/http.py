@@ -13,8 +13,18 @@ from typing import Self
 
 from aiohttp import web
 from headrace.schemas.errors import ConfigError, InferError, Unsupported
-from headrace.streams import http_async, http_generate, http_models, openapi
+from headrace.streams import (
+    http_async,
+    http_generate,
+    http_logging,
+    http_models,
+    http_shared_memory,
+    http_statistics,
+    http_trace,
+    openapi,
+)
 from headrace.streams.access import Access
+from headrace.streams.extensions import Extensions
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import ENCODINGS
 from headrace.streams.http_call import Handler, HttpCall, HttpSettings
@@ -43,6 +53,7 @@ class HttpServer:
         self,
         gateway: Gateway,
         settings: HttpSettings = HttpSettings(),  # noqa: B008  # frozen
+        extensions: Extensions | None = None,
         *,
         access: Access | None = None,
         tls: ServerTls | None = None,
@@ -52,12 +63,14 @@ class HttpServer:
         Args:
             gateway: Asks the models.
             settings: Where to listen, and bounds.
+            extensions: What clients may set, shared with whoever else serves the gateway; None makes our own.
             access: What calls need; None needs nothing.
             tls: Certificate and key; None is HTTP in the clear.
         """
         self.port = settings.port
         self._gateway = gateway
         self._settings = settings
+        self._extensions = extensions or Extensions()
         self._access = access
         self._tls = tls
 
@@ -105,7 +118,9 @@ class HttpServer:
             handler = _HANDLERS.get(target.kind)
             if handler is None:
                 raise Unsupported(f"{target.feature} is not offered by this gateway")  # noqa: TRY301
-            return await handler(HttpCall(self._gateway, request, target, self._settings))
+            return await handler(
+                HttpCall(self._gateway, request, target, self._settings, self._extensions)
+            )
         except Unsupported as error:
             response = error_response(error)
             response.headers["Accept-Encoding"] = ", ".join(ENCODINGS)  # BN-08
@@ -124,5 +139,9 @@ _HANDLERS: Mapping[Kind, Handler] = {
     **http_generate.HANDLERS,
     **http_models.HANDLERS,
     **openapi.HANDLERS,
+    **http_statistics.HANDLERS,
+    **http_trace.HANDLERS,
+    **http_logging.HANDLERS,
+    **http_shared_memory.HANDLERS,
 }
 """What answers which route; a route without one is Triton's and not offered yet."""

@@ -17,6 +17,7 @@ from aiohttp import web
 from headrace.schemas.errors import InferError, InvalidRequest, Reason
 from headrace.schemas.headers import find_header
 from headrace.schemas.infer import InferRequest
+from headrace.schemas.parameters import refuse_shared_memory
 from headrace.schemas.record import BINARY, JSON, REPLAYED
 from headrace.streams import http_infer
 from headrace.streams.async_table import AsyncCall
@@ -70,10 +71,12 @@ def wait_s(preferred: Mapping[str, str]) -> int:
 
 
 async def _accept(call: HttpCall, wait: int) -> web.StreamResponse:
-    gateway, request, target, _ = call
-    headers = request.headers
+    gateway, target, headers = call.gateway, call.target, call.request.headers
     deadline_ms = call.deadline_ms()
     asked = await http_infer.read_request(call)
+    for output in asked.outputs:
+        # Whoever fetches the answer need not see the same memory, nor the gateway that was asked.
+        refuse_shared_memory(output.name, output.parameters)
     is_json = http_infer.LENGTH_HEADER not in headers
     later = Later(
         deadline_ms=deadline_ms,

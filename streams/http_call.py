@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from aiohttp import web
-from headrace.schemas.errors import InvalidRequest, Reason
+from headrace.schemas.errors import InvalidRequest, MalformedRequest, Reason
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import TRACEPARENT, TRACESTATE, Header
+from headrace.streams.extensions import Extensions
 from headrace.streams.forwarding import Forwarding
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import read_body
@@ -70,12 +72,14 @@ class HttpCall(NamedTuple):
         request: As it came.
         target: Its route.
         settings: Bounds of the server.
+        extensions: What clients may set at this gateway.
     """
 
     gateway: Gateway
     request: web.BaseRequest
     target: Target
     settings: HttpSettings
+    extensions: Extensions
 
     async def body(self) -> bytes:
         """Read the request's body within the server's bounds.
@@ -128,6 +132,30 @@ class HttpCall(NamedTuple):
         if state is None:
             return found
         return (*found, (TRACESTATE, state.encode("utf-8", "surrogateescape")))
+
+
+async def json_object(call: HttpCall) -> Mapping[str, object]:
+    """Read a body that is a JSON object; an empty one counts as ``{}``.
+
+    Raises:
+        InvalidRequest: It is nested absurdly deep (PB-38).
+        MalformedRequest: It is no JSON object.
+        InferError: As `read_body`.
+    """
+    body = await call.body()
+    if not body:
+        return {}
+    try:
+        found = json.loads(body)
+    except RecursionError:
+        raise InvalidRequest(
+            "failed to parse the request JSON buffer: it is nested too deep"
+        ) from None
+    except ValueError as error:
+        raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from error
+    if not isinstance(found, dict):
+        raise MalformedRequest("failed to parse the request JSON buffer: expected an object")
+    return found
 
 
 Handler: TypeAlias = Callable[[HttpCall], Awaitable[web.StreamResponse]]

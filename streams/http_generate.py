@@ -117,7 +117,7 @@ async def _asked(call: HttpCall) -> InferRequest:
     Raises:
         InferError: Of whatever kind; the model is looked up before the body is parsed (PB-33).
     """
-    gateway, request, target, _ = call
+    gateway, request, target = call.gateway, call.request, call.target
     route = gateway.route(target.model, target.version)
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):

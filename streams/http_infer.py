@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from headrace.schemas.errors import InferError, InvalidRequest, Reason
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import HEADER_LENGTH
+from headrace.schemas.shared_span import REGION
 from headrace.schemas.v2json import Binary, parse_request, wants_binary, write_response
 from headrace.streams.http_body import compressed_response
 from headrace.streams.http_call import HttpCall
 from headrace.streams.http_errors import JSON_TYPE, error_response
 from headrace.streams.idempotency import KEY_HEADER, REPLAYED_HEADER, KeyedCall, read_key
+from headrace.streams.shared_memory import NO_TARGETS, SharedTargets
+from headrace.streams.trace_settings import Trace
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 BINARY_TYPE = "application/octet-stream"
@@ -30,12 +34,26 @@ OFF_LOOP_COPIED_BYTES = 8 * 1024 * 1024
 
 
 async def infer(call: HttpCall) -> web.StreamResponse:
-    """Answer one infer call.
+    """Answer one infer call; one that is traced is sent here too, so that its trace has the whole of it (PB-73).
 
     Raises:
         InferError: Of whatever kind; the caller makes an answer of it.
     """
-    return await answer_keyed(call, _infer)
+    # Before the body is parsed (SEMANTICS PB-33); what is no model is not traced.
+    call.gateway.route(call.target.model, call.target.version)
+    trace = call.extensions.traces.start(call.target.model)
+    if trace is None:
+        return await answer_keyed(call, _infer)
+    trace.mark("HTTP_RECV_START")
+    try:
+        response = await answer_keyed(call, partial(_infer, trace=trace))
+        trace.mark("HTTP_SEND_START")
+        await response.prepare(call.request)
+        await response.write_eof()
+        trace.mark("HTTP_SEND_END")
+    finally:
+        trace.end()
+    return response
 
 
 async def answer_keyed(
@@ -60,51 +78,72 @@ async def answer_keyed(
     return response
 
 
-async def _infer(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
-    gateway, request, target, _ = call
+async def _infer(
+    call: HttpCall, keyed: KeyedCall | None, trace: Trace | None = None
+) -> web.Response:
+    gateway, target = call.gateway, call.target
     deadline_ms = call.deadline_ms()
     asked = await read_request(call)
+    if trace is not None:
+        trace.request_id = asked.id
+        trace.mark("HTTP_RECV_END")
+        trace.mark("REQUEST_START")
     version = str(int(target.version)) if target.version else ""
-    response = await gateway.infer(
-        target.model, version, asked, deadline_ms=deadline_ms, extra=call.trace(), keyed=keyed
-    )
-    return await write_answer(request, response, wants_binary(asked))
+    extra = call.trace()
+    with call.extensions.memory.targets(asked.outputs) as shared:
+        response = await gateway.infer(
+            target.model, version, asked, deadline_ms=deadline_ms, extra=extra, keyed=keyed
+        )
+        if trace is not None:
+            trace.version = response.model_version
+            trace.mark("REQUEST_END")
+        return await write_answer(call.request, response, wants_binary(asked), shared)
 
 
 async def read_request(call: HttpCall) -> InferRequest:
-    """Read the request of an infer call.
+    """Read the body of an infer call, and what it says is in shared memory.
 
     Raises:
         InferError: Of whatever kind.
     """
-    gateway, request, target, _ = call
-    # Before the body is parsed (SEMANTICS PB-33), and the raw form needs the signature (BN-07).
-    route = gateway.route(target.model, target.version)
-    header_length = _header_length(request.headers.get(LENGTH_HEADER))
+    target, memory = call.target, call.extensions.memory
+    # The raw form needs the signature (BN-07).
+    signature = call.gateway.route(target.model, target.version).signature
+    header_length = _header_length(call.request.headers.get(LENGTH_HEADER))
     body = await call.body()
-    if (len(body) if header_length is None else header_length) < OFF_LOOP_JSON_BYTES:
-        asked = parse_request(body, header_length, route.signature)
+    json_length = len(body) if header_length is None else header_length
+    shared = None
+    is_long = json_length >= OFF_LOOP_JSON_BYTES
+    if body.find(REGION.encode(), 0, json_length) >= 0:
+        shared = memory.reader(call.settings.max_input_bytes)
+        is_long = is_long or memory.largest_bytes >= OFF_LOOP_COPIED_BYTES
+    if is_long:
+        asked = await asyncio.to_thread(parse_request, body, header_length, signature, shared)
     else:
-        asked = await asyncio.to_thread(parse_request, body, header_length, route.signature)
+        asked = parse_request(body, header_length, signature, shared)
     return call.forwarded(asked)
 
 
 async def write_answer(
-    request: web.BaseRequest, response: InferResponse, is_binary: Binary
+    request: web.BaseRequest,
+    response: InferResponse,
+    is_binary: Binary,
+    shared: SharedTargets = NO_TARGETS,
 ) -> web.Response:
-    """Write a response as its caller wants it.
+    """Write a response as its caller wants it, and what shall go to shared memory there.
 
     Raises:
-        InvalidRequest: An output cannot be shown as JSON (PB-45).
+        InferError: An output cannot be shown as JSON (PB-45), or does not fit into its place.
     """
     shown_bytes = total_bytes = 0
     for tensor in response.outputs:
         total_bytes += len(tensor.data)
-        shown_bytes += 0 if is_binary(tensor.name) else len(tensor.data)
+        if not is_binary(tensor.name) and tensor.name not in shared.names:
+            shown_bytes += len(tensor.data)
     if shown_bytes < OFF_LOOP_SHOWN_BYTES and total_bytes < OFF_LOOP_COPIED_BYTES:
-        answer, length = write_response(response, is_binary)
+        answer, length = _written(response, is_binary, shared)
     else:
-        answer, length = await asyncio.to_thread(write_response, response, is_binary)
+        answer, length = await asyncio.to_thread(_written, response, is_binary, shared)
     answer, encoding = await compressed_response(request, answer)
     found = {"Content-Type": JSON_TYPE}
     if length is not None:
@@ -113,6 +152,13 @@ async def write_answer(
     if encoding:
         found["Content-Encoding"] = encoding
     return web.Response(body=answer, headers=found)
+
+
+def _written(
+    response: InferResponse, is_binary: Binary, shared: SharedTargets
+) -> tuple[bytes, int | None]:
+    shared.write(response)
+    return write_response(response, is_binary, shared.names)
 
 
 def _header_length(raw: str | None) -> int | None:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib import metadata
 
 from aiohttp import web
-from headrace.schemas.errors import InferError, InvalidRequest, MalformedRequest, Unavailable
+from headrace.schemas.errors import InferError, InvalidRequest, Unavailable
 from headrace.schemas.model_config import check_load_name
 from headrace.schemas.signature import TensorSpec
-from headrace.streams.http_call import Handler, HttpCall
+from headrace.streams.http_call import Handler, HttpCall, json_object
 from headrace.streams.http_errors import empty_response, json_response, status_of, text_error
 from headrace.streams.http_routes import Kind
-
-EXTENSIONS = (
-    "classification",
-    "model_repository",
-    "schedule_policy",
-    "model_configuration",
-    "binary_tensor_data",
-    "parameters",
-)
-"""Of Triton's extensions (SEMANTICS PB-60), those that are offered here."""
+from headrace.streams.model_view import version_number
 
 NO_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
 """SEMANTICS MC-01: the one text for every control mode but explicit."""
@@ -51,13 +41,16 @@ async def ready(call: HttpCall) -> web.Response:
 
 
 async def model_ready(call: HttpCall) -> web.Response:
-    """Answer a model's readiness by status alone (SEMANTICS SV-05, SV-06)."""
+    """Answer a model's readiness by status alone: 400 where it is loaded and does not work (SEMANTICS SV-05, SV-06)."""
     gateway, target = call.gateway, call.target
     if gateway.is_draining:
         return empty_response(503)
     try:
         gateway.route(target.model, target.version)
     except InferError as error:
+        view = gateway.fleet.view(target.model, gateway.now_ms())
+        if view is not None and view.is_unhealthy(version_number(target.version)):
+            return empty_response(400)
         return empty_response(status_of(error))
     return empty_response(200)
 
@@ -68,7 +61,7 @@ async def server_metadata(call: HttpCall) -> web.Response:
         {
             "name": call.settings.name,
             "version": metadata.version("headrace"),
-            "extensions": list(EXTENSIONS),
+            "extensions": call.extensions.names(),
         }
     )
 
@@ -112,20 +105,7 @@ async def index(call: HttpCall) -> web.Response:
         InvalidRequest: ``ready`` is no boolean, or the body is nested absurdly deep (PB-38).
         MalformedRequest: The body is no JSON object.
     """
-    only_ready: object = False
-    body = await call.body()
-    if body:
-        try:
-            asked = json.loads(body)
-        except RecursionError:
-            raise InvalidRequest(
-                "failed to parse the request JSON buffer: it is nested too deep"
-            ) from None
-        except ValueError as error:
-            raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from error
-        if not isinstance(asked, dict):
-            raise MalformedRequest("failed to parse the request JSON buffer: expected an object")
-        only_ready = asked.get("ready", False)
+    only_ready = (await json_object(call)).get("ready", False)
     if not isinstance(only_ready, bool):
         raise InvalidRequest(f"'ready' is {only_ready!r:.60}, expected true or false")
     gateway = call.gateway

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum, auto
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -30,6 +30,11 @@ class Kind(StrEnum):
     CONTROL = auto()
     OPENAPI = auto()
     REQUEST = auto()
+    STATISTICS = auto()
+    TRACE = auto()
+    LOGGING = auto()
+    SYSTEM_SHARED_MEMORY = auto()
+    CUDA_SHARED_MEMORY = auto()
     ABSENT = auto()
 
 
@@ -47,6 +52,11 @@ GROUPS: Mapping[Kind, Group] = {
     Kind.CONTROL: Group.MODEL_REPOSITORY,
     Kind.OPENAPI: Group.METADATA,
     Kind.REQUEST: Group.INFERENCE,
+    Kind.STATISTICS: Group.STATISTICS,
+    Kind.TRACE: Group.TRACE,
+    Kind.LOGGING: Group.LOGGING,
+    Kind.SYSTEM_SHARED_MEMORY: Group.SHARED_MEMORY,
+    Kind.CUDA_SHARED_MEMORY: Group.SHARED_MEMORY,
     Kind.ABSENT: Group.METADATA,
 }
 """Which API group each kind of route belongs to: what it may be restricted with (SEMANTICS PB-22)."""
@@ -60,7 +70,9 @@ class Target(NamedTuple):
         methods: The verbs that it takes.
         model: Model name, or ``""``.
         version: Digits, or ``""``.
-        feature: For an ABSENT route, what it would be; for CONTROL, ``load`` or ``unload``; for REQUEST, its id.
+        feature: For an ABSENT route, what it would be; for CONTROL, ``load`` or ``unload``; for REQUEST, its id; for
+            shared memory, ``status``, ``register`` or ``unregister``.
+        region: Region of shared memory, or ``""``.
     """
 
     kind: Kind
@@ -68,6 +80,7 @@ class Target(NamedTuple):
     model: str = ""
     version: str = ""
     feature: str = ""
+    region: str = ""
 
 
 _GET = ("GET",)
@@ -81,22 +94,25 @@ _FIXED = {
     "/v2/health/live": Target(Kind.LIVE, _GET),
     "/v2/health/ready": Target(Kind.READY, _GET),
     "/v2/repository/index": Target(Kind.INDEX, _POST),
-    "/v2/models/stats": Target(Kind.ABSENT, _GET, feature="the statistics extension"),
-    "/v2/trace/setting": Target(Kind.ABSENT, _BOTH, feature="the trace extension"),
-    "/v2/logging": Target(Kind.ABSENT, _BOTH, feature="the logging extension"),
+    "/v2/models/stats": Target(Kind.STATISTICS, _GET),
+    "/v2/trace/setting": Target(Kind.TRACE, _BOTH),
+    "/v2/logging": Target(Kind.LOGGING, _BOTH),
 }
 _OF_MODEL = {
     "": (Kind.MODEL, _GET, ""),
     "ready": (Kind.MODEL_READY, _GET, ""),
     "config": (Kind.CONFIG, _GET, ""),
     "infer": (Kind.INFER, _POST, ""),
-    "stats": (Kind.ABSENT, _GET, "the statistics extension"),
+    "stats": (Kind.STATISTICS, _GET, ""),
     "generate": (Kind.GENERATE, _POST, ""),
     "generate_stream": (Kind.GENERATE_STREAM, _POST, ""),
-    "trace/setting": (Kind.ABSENT, _BOTH, "the trace extension"),
+    "trace/setting": (Kind.TRACE, _BOTH, ""),
 }
 _SHARED_MEMORY_VERBS = {"status": _GET, "register": _POST, "unregister": _POST}
-_SHARED_MEMORIES = ("systemsharedmemory", "cudasharedmemory")
+_SHARED_MEMORIES = {
+    "systemsharedmemory": Kind.SYSTEM_SHARED_MEMORY,
+    "cudasharedmemory": Kind.CUDA_SHARED_MEMORY,
+}
 
 
 def paths() -> Iterator[str]:
@@ -107,8 +123,9 @@ def paths() -> Iterator[str]:
     yield from _FIXED
     yield "/v2/requests/{request}"
     for root in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        for rest in _OF_MODEL:
-            yield f"{root}/{rest}" if rest else root
+        for rest, (kind, _, _) in _OF_MODEL.items():
+            if kind is not Kind.TRACE or "{version}" not in root:
+                yield f"{root}/{rest}" if rest else root
     for verb in ("load", "unload"):
         yield f"/v2/repository/models/{{model}}/{verb}"
     for memory in _SHARED_MEMORIES:
@@ -147,6 +164,8 @@ def _model_target(parts: list[str]) -> Target | None:
     if found is None:
         return None
     kind, methods, feature = found
+    if kind is Kind.TRACE and version:
+        return None  # settings are a model's, not a version's
     return Target(kind, methods, model, version, feature)
 
 
@@ -162,15 +181,16 @@ def _repository_target(parts: list[str]) -> Target | None:
     return None
 
 
-def _shared_memory_target(parts: list[str]) -> Target | None:
-    rest = parts[2:] if len(parts) == 3 and parts[0] == "region" else parts
+def _shared_memory_target(kind: Kind, parts: list[str]) -> Target | None:
+    """``status``, ``unregister``, and with ``region/{r}`` before it also ``register`` (PB-13)."""
+    region, rest = "", parts
+    if len(parts) == 3 and parts[0] == "region":
+        region, rest = unquote(parts[1]), parts[2:]
     if len(rest) != 1 or rest[0] not in _SHARED_MEMORY_VERBS:
         return None
-    if rest[0] == "register" and len(parts) != 3:
+    if rest[0] == "register" and not region:
         return None
-    return Target(
-        Kind.ABSENT, _SHARED_MEMORY_VERBS[rest[0]], feature="the shared memory extension"
-    )
+    return Target(kind, _SHARED_MEMORY_VERBS[rest[0]], feature=rest[0], region=region)
 
 
 def _request_target(parts: list[str]) -> Target | None:
@@ -178,9 +198,9 @@ def _request_target(parts: list[str]) -> Target | None:
     return Target(Kind.REQUEST, _FETCH, feature=parts[0]) if len(parts) == 1 else None
 
 
-_FIRST_PARTS = {
+_FIRST_PARTS: Mapping[str, Callable[[list[str]], Target | None]] = {
     "requests": _request_target,
     "models": _model_target,
     "repository": _repository_target,
-    **dict.fromkeys(_SHARED_MEMORIES, _shared_memory_target),
+    **{name: partial(_shared_memory_target, kind) for name, kind in _SHARED_MEMORIES.items()},
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headrace.streams.status import Failure, ModelCounts
+from headrace.streams.counts import Failure, ModelCounts
 
 Labels: TypeAlias = Mapping[str, str]
 Rows: TypeAlias = Callable[[ModelCounts], Iterable[tuple[Labels, int]]]
@@ -43,6 +43,10 @@ class _Family:
 
 def _plain(attribute: str) -> Rows:
     return lambda counts: (({}, getattr(counts, attribute)),)
+
+
+def _microseconds(attribute: str) -> Rows:
+    return lambda counts: (({}, getattr(counts, attribute) // 1_000),)
 
 
 def _failures(counts: ModelCounts) -> Iterable[tuple[Labels, int]]:
@@ -78,31 +82,31 @@ _FAMILIES = (
         "nv_inference_request_duration_us",
         "counter",
         "Cumulative inference request duration in microseconds",
-        _plain("request_us"),
+        _microseconds("request_ns"),
     ),
     _Family(
         "nv_inference_queue_duration_us",
         "counter",
         "Cumulative inference queuing duration in microseconds",
-        _plain("queue_us"),
+        _microseconds("queue_ns"),
     ),
     _Family(
         "nv_inference_compute_input_duration_us",
         "counter",
         "Cumulative compute input duration in microseconds",
-        _plain("compute_input_us"),
+        _microseconds("compute_input_ns"),
     ),
     _Family(
         "nv_inference_compute_infer_duration_us",
         "counter",
         "Cumulative compute inference duration in microseconds",
-        _plain("compute_infer_us"),
+        _microseconds("compute_infer_ns"),
     ),
     _Family(
         "nv_inference_compute_output_duration_us",
         "counter",
         "Cumulative inference compute output duration in microseconds",
-        _plain("compute_output_us"),
+        _microseconds("compute_output_ns"),
     ),
     _Family(
         "nv_inference_pending_request_count",

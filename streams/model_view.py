@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 
 from headrace.schemas.model_config import ModelConfig
 from headrace.schemas.signature import Signature
+from headrace.streams.json_fields import JsonObject
 from headrace.streams.load import QueueLoad
-from headrace.streams.status import JsonObject, ModelState, VersionStatus, WorkerStatus
+from headrace.streams.status import ModelState, VersionStatus, WorkerStatus
 
 UNLOADED = "unloaded"
 """The one reason that server readiness forgives (SEMANTICS SV-02)."""
+
+UNHEALTHY = "an instance cannot execute"
+"""The reason of a version that is loaded and whose backend does not work (SEMANTICS SV-04)."""
 
 MAX_VERSION_DIGITS = 18
 """Digits of a version number that can exist; longer ones are not even parsed."""
@@ -78,6 +82,11 @@ class ModelView:
     def ready_versions(self) -> list[int]:
         """READY versions, ascending."""
         return sorted(v for v, s in self.versions.items() if s.state is ModelState.READY)
+
+    def is_unhealthy(self, number: int) -> bool:
+        """Whether this version, or with 0 any, is loaded everywhere but works nowhere (SEMANTICS SV-05)."""
+        asked = [status for v, status in self.versions.items() if number in (0, v)]
+        return any(s.state is ModelState.UNAVAILABLE and s.reason == UNHEALTHY for s in asked)
 
 
 def version_number(version: str) -> int:

@@ -68,6 +68,9 @@ _BODIES: Mapping[Kind, _Body] = {
     Kind.INDEX: _Body("IndexRequest", "Index"),
     Kind.CONTROL: _Body("ControlRequest", ""),
     Kind.OPENAPI: _Body("", "Anything"),
+    Kind.STATISTICS: _Body("", "Anything"),
+    Kind.SYSTEM_SHARED_MEMORY: _Body("Anything", ""),
+    Kind.CUDA_SHARED_MEMORY: _Body("Anything", ""),
 }
 
 _PLACES: Mapping[str, tuple[str, Json]] = {

@@ -9,18 +9,21 @@ and skip. Everything here is pure; `headrace.streams.fleet` keeps what was read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-JsonObject: TypeAlias = Mapping[str, Any]
+from headrace.streams.counts import ModelCounts, counts_json, counts_of
+from headrace.streams.json_fields import JsonObject, object_of, required, typed, whole_numbers
 
-STALE_AFTER_INTERVALS = 3
-"""Heartbeats that may be missing before a writer counts as dead."""
-
-DEFAULT_INTERVAL_MS = 2_000
+DEFAULT_INTERVAL_MS = 1_000
 """Milliseconds between two status records of one writer, unless configured."""
+
+DEFAULT_TIMEOUT_MS = 10_000
+"""Milliseconds after which a writer that says nothing counts as dead, unless configured. Ten heartbeats, for on a busy
+machine several in a row come late, and a worker that is taken for dead costs every call; one that really died costs
+only those that no other worker takes over, for so long."""
 
 
 class ModelState(StrEnum):
@@ -31,55 +34,6 @@ class ModelState(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
     LOADING = "LOADING"
     UNLOADING = "UNLOADING"
-
-
-class Failure(StrEnum):
-    """Why a counted request failed: the ``reason`` label of SEMANTICS MX-02."""
-
-    REJECTED = "REJECTED"
-    CANCELED = "CANCELED"
-    BACKEND = "BACKEND"
-    OTHER = "OTHER"
-
-
-@dataclass(slots=True)
-class ModelCounts:
-    """Counters of one model version in one process, incremented by its worker (SEMANTICS MX-01…MX-10).
-
-    Attributes:
-        success: Requests answered OK.
-        failure: Failed requests by reason; all four reasons exist from the start (MX-02). What is refused
-            before or at enqueue is not counted (MX-31).
-        inference_count: Items: a request with batch size n adds n.
-        exec_count: Executions of the model.
-        request_us: Cumulative time from admission to answer, µs.
-        queue_us: Cumulative wait in the batcher, µs.
-        compute_input_us: Cumulative time to gather inputs, µs.
-        compute_infer_us: Cumulative time in the model, µs.
-        compute_output_us: Cumulative time to split and encode outputs, µs.
-        pending: Requests that wait and do not execute yet; a gauge.
-    """
-
-    success: int = 0
-    failure: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
-    inference_count: int = 0
-    exec_count: int = 0
-    request_us: int = 0
-    queue_us: int = 0
-    compute_input_us: int = 0
-    compute_infer_us: int = 0
-    compute_output_us: int = 0
-    pending: int = 0
-
-    def add(self, other: ModelCounts) -> None:
-        """Add another process's counts to these."""
-        for name in _COUNT_NAMES:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for reason, count in other.failure.items():
-            self.failure[reason] += count
-
-
-_COUNT_NAMES = tuple(item.name for item in fields(ModelCounts) if item.name != "failure")
 
 
 @dataclass(slots=True)
@@ -167,7 +121,7 @@ class WorkerStatus:
         queues: One per priority level.
         draining: Takes no more work.
         guarantee: Delivery guarantee, as `headrace.streams.log.Mode` spells it.
-        interval_ms: Milliseconds until the next such record.
+        timeout_ms: Milliseconds for which this word counts; newer ones come long before.
         url: Root of the worker's own port for others to reach; ``""`` where it has none.
         sequences: None where the model's requests are independent of each other.
     """
@@ -183,7 +137,7 @@ class WorkerStatus:
     queues: tuple[QueueStatus, ...] = ()
     draining: bool = False
     guarantee: str = ""
-    interval_ms: int = DEFAULT_INTERVAL_MS
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
     url: str = ""
     sequences: SequenceCounts | None = None
 
@@ -201,13 +155,13 @@ class GatewayStatus:
         gateway: Gateway id.
         at_ms: When it was written, ms since the epoch.
         reply_partitions: Partitions of the replies topic that it reads.
-        interval_ms: Milliseconds until the next such record.
+        timeout_ms: Milliseconds for which this word counts; newer ones come long before.
     """
 
     gateway: str
     at_ms: int
     reply_partitions: tuple[int, ...] = ()
-    interval_ms: int = DEFAULT_INTERVAL_MS
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
 
     @property
     def key(self) -> bytes:
@@ -257,7 +211,7 @@ def decode_status(key: bytes, value: bytes) -> Status | None:
     if kind not in (b"worker", b"gateway") or not rest:
         return None
     try:
-        body = _object(json.loads(value))
+        body = object_of(json.loads(value))
         if kind == b"gateway":
             return _gateway_status(body)
         return _worker_status(body)
@@ -273,57 +227,34 @@ def _version_json(version: VersionStatus) -> dict[str, Any]:
     body = _plain(version, skip=("counts", "config"))
     if version.config is not None:
         body["config"] = version.config
-    body["counts"] = _plain(version.counts)
+    body["counts"] = counts_json(version.counts)
     return body
-
-
-def _typed(body: JsonObject, name: str, kind: type, default: Any) -> Any:
-    """Return a field of the given JSON type, or the default where it is missing."""
-    value = body.get(name, default)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"field '{name}' is {value!r}, expected {kind.__name__}")
-    return value
-
-
-def _required(body: JsonObject, name: str, kind: type) -> Any:
-    return _typed(body, name, kind, None)
-
-
-def _ints(body: JsonObject, name: str) -> tuple[int, ...]:
-    return tuple(_typed({name: item}, name, int, None) for item in _typed(body, name, list, []))
-
-
-def _object(item: object) -> JsonObject:
-    """Return a JSON value that must be an object."""
-    if not isinstance(item, dict):
-        raise TypeError(f"{item!r} is no object")
-    return item
 
 
 def _gateway_status(body: JsonObject) -> GatewayStatus:
     return GatewayStatus(
-        gateway=_required(body, "gateway", str),
-        at_ms=_required(body, "at_ms", int),
-        reply_partitions=_ints(body, "reply_partitions"),
-        interval_ms=_typed(body, "interval_ms", int, DEFAULT_INTERVAL_MS),
+        gateway=required(body, "gateway", str),
+        at_ms=required(body, "at_ms", int),
+        reply_partitions=whole_numbers(body, "reply_partitions"),
+        timeout_ms=typed(body, "timeout_ms", int, DEFAULT_TIMEOUT_MS),
     )
 
 
 def _worker_status(body: JsonObject) -> WorkerStatus:
     return WorkerStatus(
-        worker=_required(body, "worker", str),
-        model=_required(body, "model", str),
-        at_ms=_required(body, "at_ms", int),
-        requests_topic=_typed(body, "requests_topic", str, ""),
-        results_topic=_typed(body, "results_topic", str, ""),
-        partitions=_typed(body, "partitions", int, 0),
-        assigned=_ints(body, "assigned"),
-        versions=tuple(_version(item) for item in _typed(body, "versions", list, [])),
-        queues=tuple(_queue(item) for item in _typed(body, "queues", list, [])),
-        draining=_typed(body, "draining", bool, False),
-        guarantee=_typed(body, "guarantee", str, ""),
-        interval_ms=_typed(body, "interval_ms", int, DEFAULT_INTERVAL_MS),
-        url=_typed(body, "url", str, ""),
+        worker=required(body, "worker", str),
+        model=required(body, "model", str),
+        at_ms=required(body, "at_ms", int),
+        requests_topic=typed(body, "requests_topic", str, ""),
+        results_topic=typed(body, "results_topic", str, ""),
+        partitions=typed(body, "partitions", int, 0),
+        assigned=whole_numbers(body, "assigned"),
+        versions=tuple(_version(item) for item in typed(body, "versions", list, [])),
+        queues=tuple(_queue(item) for item in typed(body, "queues", list, [])),
+        draining=typed(body, "draining", bool, False),
+        guarantee=typed(body, "guarantee", str, ""),
+        timeout_ms=typed(body, "timeout_ms", int, DEFAULT_TIMEOUT_MS),
+        url=typed(body, "url", str, ""),
         sequences=_sequence_counts(body.get("sequences")),
     )
 
@@ -331,38 +262,30 @@ def _worker_status(body: JsonObject) -> WorkerStatus:
 def _sequence_counts(item: object) -> SequenceCounts | None:
     if item is None:
         return None
-    body = _object(item)
-    return SequenceCounts(**{f.name: _typed(body, f.name, int, 0) for f in fields(SequenceCounts)})
+    body = object_of(item)
+    return SequenceCounts(**{f.name: typed(body, f.name, int, 0) for f in fields(SequenceCounts)})
 
 
 def _version(item: object) -> VersionStatus:
-    body = _object(item)
+    body = object_of(item)
     config = body.get("config")
     if config is not None and not isinstance(config, dict):
         raise TypeError(f"field 'config' is {config!r}, expected an object")
-    state = _required(body, "state", str)
+    state = required(body, "state", str)
     return VersionStatus(
-        version=_required(body, "version", int),
+        version=required(body, "version", int),
         # A state that a later release adds is no reason to drop the whole record.
         state=ModelState(state) if state in ModelState.__members__ else ModelState.UNKNOWN,
-        reason=_typed(body, "reason", str, ""),
+        reason=typed(body, "reason", str, ""),
         config=config,
-        counts=_counts(_typed(body, "counts", dict, {})),
+        counts=counts_of(typed(body, "counts", dict, {})),
     )
 
 
-def _counts(body: JsonObject) -> ModelCounts:
-    counts = ModelCounts(**{name: _typed(body, name, int, 0) for name in _COUNT_NAMES})
-    failure = _typed(body, "failure", dict, {})
-    for reason in Failure:
-        counts.failure[reason] = _typed(failure, reason, int, 0)
-    return counts
-
-
 def _queue(item: object) -> QueueStatus:
-    body = _object(item)
+    body = object_of(item)
     return QueueStatus(
-        level=_required(body, "level", int),
-        size=_typed(body, "size", int, 0),
-        max_size=_typed(body, "max_size", int, 0),
+        level=required(body, "level", int),
+        size=typed(body, "size", int, 0),
+        max_size=typed(body, "max_size", int, 0),
     )

@@ -33,6 +33,7 @@ from headrace.schemas.result_headers import decoupled_headers
 from headrace.schemas.tensor import Tensor
 from headrace.streams.access import Access
 from headrace.streams.announce import Announcer
+from headrace.streams.extensions import Extensions
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.http import HttpServer
 from headrace.streams.http_call import HttpSettings
@@ -106,7 +107,7 @@ class Worker:
                 for number, config in self.versions.items()
             ),
             "queues": (QueueStatus(0, 0),),
-            "interval_ms": 60_000,
+            "timeout_ms": 180_000,
         }
         status = WorkerStatus(self.worker, self.model, wall_ms(), **fields | more)
         async with self.log.publisher() as publisher:
@@ -212,6 +213,7 @@ async def serving(
     *,
     access: Access | None = None,
     tls: ServerTls | None = None,
+    extensions: Extensions | None = None,
     **http: object,
 ) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
     """Run a gateway with its HTTP server and a client session on it."""
@@ -219,7 +221,7 @@ async def serving(
         async with asyncio.timeout(10):
             await gateway.wait_ready()
         bounds = HttpSettings(port=0, **http)
-        async with HttpServer(gateway, bounds, access=access, tls=tls) as server:
+        async with HttpServer(gateway, bounds, extensions, access=access, tls=tls) as server:
             url = f"{'https' if tls else 'http'}://127.0.0.1:{server.port}"
             async with aiohttp.ClientSession(url) as session:
                 yield gateway, session

@@ -47,13 +47,14 @@ async def serving_grpc(
 ) -> AsyncIterator[Served]:
     """Run a gateway with its gRPC server and a channel to it.
 
-    ``fields`` are those of `GrpcSettings`, and ``access`` is the server's.
+    ``fields`` are those of `GrpcSettings`; ``access`` and ``extensions`` are the server's.
     """
-    access = fields.pop("access", None)
+    access, extensions = fields.pop("access", None), fields.pop("extensions", None)
     async with Gateway(log, TOPOLOGY, settings or GatewaySettings()) as gateway:
         async with asyncio.timeout(10):
             await gateway.wait_ready()
-        async with GrpcServer(gateway, GrpcSettings(port=0, **fields), access=access) as server:
+        bounds = GrpcSettings(port=0, **fields)
+        async with GrpcServer(gateway, bounds, extensions, access=access) as server:
             target = f"127.0.0.1:{server.port}"
             async with grpc.aio.insecure_channel(target) as channel:
                 stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

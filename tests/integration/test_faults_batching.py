@@ -48,10 +48,10 @@ from headrace.schemas.record import (
 )
 from headrace.schemas.requests import RequestDecoder
 from headrace.schemas.tensor import Datatype, Tensor, join_bytes, split_bytes
+from headrace.streams.counts import Failure
 from headrace.streams.gateway import GatewaySettings
 from headrace.streams.log import Log
 from headrace.streams.memory import MemoryLog
-from headrace.streams.status import Failure
 from headrace.streams.topology import Topology
 from onnx_models import detector, write_repository
 from service_kit import (

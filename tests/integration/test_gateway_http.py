@@ -310,8 +310,7 @@ def exact(session, path):
         ("POST", "/v2/repository/models/a%2Fb/load", 400, "must not contain path traversal"),
         ("POST", "/v2/repository/models/%2E%2E/unload", 503, "if polling is enabled"),
         ("POST", "/v2/repository/r/index", 501, "not offered"),
-        ("GET", "/v2/models/stats", 501, "statistics"),
-        ("GET", "/v2/systemsharedmemory/status", 501, "shared memory"),
+        ("GET", "/v2/cudasharedmemory/status", 501, "shared memory"),
     ],
 )
 async def test_PB20_PB33_MC01_MR14_codes_and_texts(log, method, path, status, error):

@@ -9,11 +9,12 @@ from gateway_kit import TOPOLOGY, Worker, identity_config, running, until
 from headrace.schemas.errors import ConfigError, InferError
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.tensor import Datatype, Tensor
+from headrace.streams.counts import ModelCounts
 from headrace.streams.gateway import Gateway
 from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.memory import MemoryLog
 from headrace.streams.metrics import MetricsServer, metrics_page
-from headrace.streams.status import ModelCounts, ModelState, VersionStatus
+from headrace.streams.status import ModelState, VersionStatus
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 

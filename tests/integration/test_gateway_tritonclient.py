@@ -137,3 +137,36 @@ async def test_TC08_the_asynchronous_client_infers(log):
         results = await asyncio.gather(*(client.infer("echo", [tensor]) for _ in range(32)))
     for result in results:
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), values)
+
+
+async def test_PB08_PB73_PB74_the_clients_ask_for_statistics_and_change_settings(log):
+    """Both clients' calls; per worker by a query that only Headrace knows (KX-11)."""
+    from tritonclient.http import aio
+
+    async with running(Worker(log)), serving(log) as (_, session):
+
+        def work():
+            with client_module.InferenceServerClient(url_of(session)) as client:
+                stats = client.get_inference_statistics("echo", "1")["model_stats"]
+                assert [(item["name"], item["version"]) for item in stats] == [("echo", "1")]
+                apart = client.get_inference_statistics(query_params={"workers": "true"})
+                assert [w["worker"] for w in apart["model_stats"][0]["workers"]] == ["w1"]
+                with pytest.raises(client_module.InferenceServerException) as caught:
+                    client.get_inference_statistics("nope")
+                assert caught.value.status() == "400"
+                found = client.update_trace_settings("echo", {"trace_rate": "2"})
+                assert (found["trace_rate"], found["trace_level"]) == ("2", ["OFF"])
+                found = client.update_trace_settings("echo", {"trace_rate": None})
+                assert found == client.get_trace_settings()
+                found = client.update_log_settings({"log_verbose_level": 1})
+                assert found == client.get_log_settings()
+                assert found["log_verbose_level"] == 1
+
+        await asyncio.to_thread(work)
+        async with aio.InferenceServerClient(url_of(session)) as client:
+            stats = await client.get_inference_statistics()
+            assert stats["model_stats"][0]["inference_stats"]["success"] == {"count": 0, "ns": 0}
+            found = await client.update_trace_settings(settings={"trace_count": "5"})
+            assert found["trace_count"] == "5"
+            found = await client.update_log_settings({"log_info": False})
+            assert found["log_info"] is False

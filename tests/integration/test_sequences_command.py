@@ -45,7 +45,7 @@ def status(worker="w1", *, at_ms=0, config=SEQUENCE_MODEL, **more):
     """Return a worker's word about the model ``echo``, written now unless ``at_ms`` says otherwise."""
     version = VersionStatus(1, ModelState.READY, config=config)
     return WorkerStatus(
-        *(worker, "echo", at_ms or wall_ms()), versions=(version,), interval_ms=60_000, **more
+        *(worker, "echo", at_ms or wall_ms()), versions=(version,), timeout_ms=180_000, **more
     )
 
 

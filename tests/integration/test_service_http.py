@@ -19,10 +19,10 @@ from headrace.schemas.errors import BackendError, InferError
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF, TP, Out
 from headrace.schemas.tensor import Tensor
+from headrace.streams.counts import Failure
 from headrace.streams.gateway import GatewaySettings
 from headrace.streams.log import Log
 from headrace.streams.memory import MemoryLog
-from headrace.streams.status import Failure
 from headrace.streams.topology import Topology
 from onnx_models import add_sub, mlp, mlp_expected, write_repository
 from service_kit import (
@@ -292,6 +292,7 @@ async def asking(
     gateway: GatewaySettings | None = None,
     play: Callable[[Batch], object] | None = None,
     backend: ScriptedBackend | None = None,
+    **worker: object,
 ) -> AsyncIterator[Asker]:
     """Serve one model; its executions stop at a gate unless ``play`` or ``backend`` says otherwise."""
     gate = Gate()
@@ -306,6 +307,7 @@ async def asking(
                 new_topology(),
                 find=backend,
                 gateway=gateway or GatewaySettings(interval_ms=500),
+                **worker,
             )
         )
         stack.callback(gate.open, 1_000)  # a failing test must not wait for executions at the gate
@@ -567,8 +569,8 @@ async def test_a_stopped_worker_leaves_no_model_behind(tmp_path: Path, logs) -> 
 
 
 async def test_a_worker_that_died_leaves_its_model_not_ready(tmp_path: Path) -> None:
-    """After three heartbeats without a word: 503, not unknown; an open call ends at its deadline."""
-    async with asking(tmp_path) as asker:
+    """When it has said nothing for too long: 503, not unknown; an open call ends at its deadline."""
+    async with asking(tmp_path, status_timeout_s=1.5) as asker:
         open_call = asker.ask("open", timeout_ms=1_000)
         await until(lambda: asker.executed == ["open"])
         await asker.service.crash_worker()
@@ -582,7 +584,7 @@ async def test_a_worker_that_died_leaves_its_model_not_ready(tmp_path: Path) -> 
 
 
 async def test_B42_a_dead_instance_shows_over_http(tmp_path: Path) -> None:
-    """The call that met it gets a 500; readiness falls, and no later call is sent to it (SEMANTICS PB-33)."""
+    """The call that met it gets a 500; readiness falls, and no later call is sent to it (SEMANTICS PB-33, SV-05)."""
 
     def leave(batch: Batch) -> None:
         raise SystemExit(1)
@@ -593,7 +595,7 @@ async def test_B42_a_dead_instance_shows_over_http(tmp_path: Path) -> None:
         status, body, _, _ = await asker.ask("a")
         assert (status, "died" in str(body["error"])) == (500, True)
         await asker.not_ready()
-        assert await asker.status("/v2/models/m/versions/1/ready") == 503
+        assert await asker.status("/v2/models/m/versions/1/ready") == 400
         assert await asker.status("/v2/health/ready") == 400
         status, body, _, _ = await asker.ask("b")
         assert (status, "no available versions" in str(body["error"])) == (404, True)

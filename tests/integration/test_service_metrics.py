@@ -23,9 +23,9 @@ import pytest
 from headrace.consumers.observe import SequenceMetrics
 from headrace.schemas.batch import Batch
 from headrace.schemas.errors import BackendError
+from headrace.streams.counts import Failure
 from headrace.streams.log import Log
 from headrace.streams.memory import MemoryLog
-from headrace.streams.status import Failure
 from headrace.streams.topology import Topology
 from prometheus_client import CollectorRegistry, generate_latest
 from service_kit import Gate, ScriptedBackend, Service, samples, serving, until, write_models

@@ -47,6 +47,22 @@ def test_a_repeatable_option_is_split_in_the_environment(monkeypatch, field):
     assert getattr(load_settings({}), field) == ("/a", "/b")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"status_interval_ms": "5000"},
+        {"status_interval_ms": "1000", "status_timeout_ms": "2999"},
+    ],
+)
+def test_a_heartbeat_that_comes_late_must_not_be_a_death(given):
+    """Three intervals fit into the time-out, also where one of the two is the default."""
+    found = refusal(given)
+    assert "status-timeout-ms" in found or "STATUS_TIMEOUT_MS" in found
+    assert "expected at least 3 times --status-interval-ms, " in found
+    settings = load_settings({"status_interval_ms": "100", "status_timeout_ms": "300"})
+    assert (settings.status_interval_ms, settings.status_timeout_ms) == (100, 300)
+
+
 def test_triton_spells_booleans_as_values():
     assert load_settings({"exit_on_error": "false"}).exit_on_error is False
     assert load_settings({"strict_readiness": "1"}).strict_readiness is True

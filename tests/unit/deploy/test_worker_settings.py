@@ -4,8 +4,8 @@ import socket
 
 import pytest
 from headrace.consumers.settings import WorkerSettings
-from headrace.deploy.process import advertised_url, worker_settings
 from headrace.deploy.settings import Settings
+from headrace.deploy.worker_bounds import advertised_url, worker_settings
 from headrace.streams.log import Mode
 
 

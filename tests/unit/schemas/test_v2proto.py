@@ -120,6 +120,27 @@ def test_PB47_reserved_names():
         parse(made)
 
 
+def test_PB72_inputs_in_shared_memory_have_no_contents():
+    """They take no place among the raw contents either; outputs go there only where somebody can write them."""
+    made = message(raw=[bytes(8)])
+    made.inputs.add(name="S", datatype="UINT8", shape=[4])
+    for name, value in (("region", "r"), ("byte_size", 4), ("offset", 2)):
+        parameter = made.inputs[1].parameters[f"shared_memory_{name}"]
+        setattr(parameter, "string_param" if name == "region" else "int64_param", value)
+    made.outputs.add(name="O").parameters["shared_memory_region"].string_param = "r"
+    found = v2proto.from_message(made, lambda name, span: f"{name} {span}".encode())
+    assert bytes(found.inputs[1].data) == b"S SharedSpan(region='r', offset=2, byte_size=4)"
+    assert found.outputs[0].parameters == {"shared_memory_region": "r"}
+    with pytest.raises(Unsupported, match="input 'S' is kept in shared memory"):
+        v2proto.from_message(made)
+    made.inputs[1].contents.uint_contents.append(1)
+    with pytest.raises(InvalidRequest, match="But set 'contents' 'shared_memory_region' for 'S'"):
+        v2proto.from_message(made, lambda name, span: b"")
+    response = InferResponse((Tensor("O", Datatype.UINT8, (4,), b"abcd"),))
+    assert v2proto.to_message(response, {"O"}).raw_output_contents == [b""]
+    assert v2proto.to_message(response).raw_output_contents == [b"abcd"]
+
+
 def test_PB72_shared_memory_is_refused():
     made = message()
     made.inputs[0].parameters["shared_memory_region"].string_param = "r"

@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 from headrace.schemas.config_text import config_from_json, config_to_json
 from headrace.schemas.errors import Code, NotFound, Reason, Unavailable
+from headrace.streams.counts import Failure, ModelCounts
 from headrace.streams.fleet import Fleet
 from headrace.streams.load import QueueLoad
 from headrace.streams.status import (
-    Failure,
     GatewayStatus,
-    ModelCounts,
     ModelState,
     QueueStatus,
     VersionStatus,
@@ -41,7 +40,7 @@ def word(worker="w1", model="mlp", versions=None, **more):
         "at_ms": NOW,
         "requests_topic": f"h.{model}.requests",
         "partitions": 4,
-        "interval_ms": 1_000,
+        "timeout_ms": 3_000,
     }
     return WorkerStatus(worker=worker, model=model, versions=tuple(versions), **defaults | more)
 
@@ -56,11 +55,11 @@ def fleet():
 
 
 def test_the_live_workers_of_a_model_are_listed_by_name(fleet):
-    """Not those of other models, nor one that missed three heartbeats; a draining one still is there."""
+    """Not those of other models, nor one that said nothing for too long; a draining one still is there."""
     tell(fleet, word("w2", url="http://b"))
     tell(fleet, word("w1", draining=True))
     tell(fleet, word("w3", "other"))
-    tell(fleet, word("w4", interval_ms=10))
+    tell(fleet, word("w4", timeout_ms=30))
     assert [(s.worker, s.url) for s in fleet.workers("mlp", NOW + 100)] == [
         ("w1", ""),
         ("w2", "http://b"),
@@ -137,7 +136,7 @@ def test_R6_reasons_tell_an_unknown_model_from_an_unknown_version(fleet):
         assert caught.value.reason is reason
 
 
-def test_a_silent_worker_is_dead_after_three_heartbeats_and_its_model_not_ready(fleet):
+def test_a_silent_worker_is_dead_after_its_timeout_and_its_model_not_ready(fleet):
     tell(fleet, word())
     fleet.route("mlp", "", NOW + 2_999)
     with pytest.raises(Unavailable, match="no live worker") as caught:
@@ -246,7 +245,7 @@ def test_a_configuration_that_cannot_be_read_makes_its_model_unavailable_not_the
 def test_the_long_dead_are_forgotten_and_named_for_tombstones():
     fleet = Fleet(forget_after_ms=10_000)
     tell(fleet, word())
-    tell(fleet, GatewayStatus("g", NOW, (1,), 1_000))
+    tell(fleet, GatewayStatus("g", NOW, (1,), 3_000))
     assert fleet.forget(NOW + 13_000) == []
     assert sorted(fleet.forget(NOW + 13_001)) == [b"gateway/g", b"worker/w1/mlp"]
     assert fleet.models() == []

@@ -24,12 +24,14 @@ from headrace.streams.http_routes import Kind, resolve
         ("/v2/repository/models/m/unload", Kind.CONTROL, "m", ""),
         ("/v2/repository/r/index", Kind.ABSENT, "", ""),
         ("/v2/repository/r/models/m/load", Kind.ABSENT, "", ""),
-        ("/v2/models/stats", Kind.ABSENT, "", ""),
-        ("/v2/models/m/versions/1/stats", Kind.ABSENT, "m", "1"),
+        ("/v2/models/stats", Kind.STATISTICS, "", ""),
+        ("/v2/models/m/versions/1/stats", Kind.STATISTICS, "m", "1"),
         ("/v2/models/m/generate_stream", Kind.GENERATE_STREAM, "m", ""),
-        ("/v2/models/m/trace/setting", Kind.ABSENT, "m", ""),
-        ("/v2/systemsharedmemory/status", Kind.ABSENT, "", ""),
-        ("/v2/cudasharedmemory/region/r/register", Kind.ABSENT, "", ""),
+        ("/v2/trace/setting", Kind.TRACE, "", ""),
+        ("/v2/models/m/trace/setting", Kind.TRACE, "m", ""),
+        ("/v2/logging", Kind.LOGGING, "", ""),
+        ("/v2/systemsharedmemory/status", Kind.SYSTEM_SHARED_MEMORY, "", ""),
+        ("/v2/cudasharedmemory/region/r/register", Kind.CUDA_SHARED_MEMORY, "", ""),
     ],
 )
 def test_PB01_to_PB13_paths_are_told_apart(path, kind, model, version):
@@ -63,6 +65,7 @@ def test_PB01_to_PB13_paths_are_told_apart(path, kind, model, version):
         "/v2/models/m/versions/\u0661/infer",
         "/v2/models/m/versions/1/versions/2",
         "/v2/models/m/predict",
+        "/v2/models/m/versions/1/trace/setting",
         "/v2/repository",
         "/v2/repository/models/m",
         "/v2/repository/models/m/reload",
@@ -73,3 +76,10 @@ def test_PB01_to_PB13_paths_are_told_apart(path, kind, model, version):
 )
 def test_PB20_anything_else_is_no_route(path):
     assert resolve(path) is None
+
+
+def test_PB13_shared_memory_paths_name_the_region_and_what_to_do():
+    found = resolve("/v2/systemsharedmemory/region/a%2Fb/register")
+    assert (found.region, found.feature, found.methods) == ("a/b", "register", ("POST",))
+    found = resolve("/v2/systemsharedmemory/unregister")
+    assert (found.region, found.feature) == ("", "unregister")

@@ -1,8 +1,8 @@
 """Triton's metric lines, to the letter."""
 
 import pytest
+from headrace.streams.counts import Failure, ModelCounts
 from headrace.streams.metrics_text import Series, triton_metrics
-from headrace.streams.status import Failure, ModelCounts
 
 
 def counted() -> ModelCounts:
@@ -10,11 +10,11 @@ def counted() -> ModelCounts:
         success=3,
         inference_count=12,
         exec_count=2,
-        request_us=1_000_001,
-        queue_us=17,
-        compute_input_us=18,
-        compute_infer_us=19,
-        compute_output_us=20,
+        request_ns=1_000_001_999,
+        queue_ns=17_999,
+        compute_input_ns=18_000,
+        compute_infer_ns=19_999,
+        compute_output_ns=20_001,
         pending=6,
     )
     counts.failure[Failure.CANCELED] = 4

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 from headrace.schemas.record import CORRELATION_ID, MODEL_NAME
 from headrace.streams.cancels import Cancel, cancel_record, read_cancel
+from headrace.streams.counts import BatchCounts, Failure, ModelCounts, ResponseCounts
 from headrace.streams.status import (
-    Failure,
     GatewayStatus,
-    ModelCounts,
     ModelState,
     QueueStatus,
     SequenceCounts,
@@ -22,8 +21,10 @@ from headrace.streams.status import (
 
 
 def worker_status() -> WorkerStatus:
-    counts = ModelCounts(success=3, inference_count=9, exec_count=2, request_us=40, pending=1)
+    counts = ModelCounts(success=3, inference_count=9, exec_count=2, request_ns=40_000, pending=1)
     counts.failure[Failure.BACKEND] = 2
+    counts.batches[4] = BatchCounts(2, 30, 40, 50)
+    counts.responses[1] = ResponseCounts(success=1, success_ns=9, empty=2)
     return WorkerStatus(
         worker="w1",
         model="mlp/ü",
@@ -39,14 +40,14 @@ def worker_status() -> WorkerStatus:
         queues=(QueueStatus(0, 5, 8),),
         draining=True,
         guarantee="at_least_once",
-        interval_ms=500,
+        timeout_ms=1_500,
         url="http://10.0.0.7:8003",
         sequences=SequenceCounts(live=5, backlogged=2, parked=9, snapshots_newer=1),
     )
 
 
 @pytest.mark.parametrize(
-    "status", [worker_status(), GatewayStatus("g1", 7, reply_partitions=(2,), interval_ms=9)]
+    "status", [worker_status(), GatewayStatus("g1", 7, reply_partitions=(2,), timeout_ms=27)]
 )
 def test_what_is_written_is_read_back(status):
     assert decode_status(status.key, encode_status(status)) == status
