@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -30,6 +30,7 @@ from headrace.streams.call_timer import CallTimer
 from headrace.streams.call_values import CallValues, Reply
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.idempotency import KeyedCall, KeyedFuture, reply_future
+from headrace.streams.listening import Listening
 from headrace.streams.load import QueueLoad
 from headrace.streams.model_view import Route
 from headrace.streams.outbox import Outbox
@@ -85,7 +86,6 @@ class Calls:
         max_pending: int,
         timeout_ms: int,
         max_stream_bytes: int,
-        is_listening: Callable[[], bool],
         clock_ms: Clock,
     ) -> None:
         """Keep the parts.
@@ -96,7 +96,6 @@ class Calls:
             max_pending: Calls that may be open at once.
             timeout_ms: How long a call waits that names no deadline of its own.
             max_stream_bytes: Bytes of responses that may wait for the reader of one stream.
-            is_listening: Whether an answer would be heard.
             clock_ms: Wall clock, ms since the epoch.
         """
         self.refused: Counter[Reason] = Counter()
@@ -106,7 +105,6 @@ class Calls:
         self._values = values
         self._cancels = cancels
         self._timeout_ms = timeout_ms
-        self._is_listening = is_listening
         self._clock_ms = clock_ms
         self._pending: Pending[Slot] = Pending(max_pending=max_pending)
         self._timer = CallTimer(self._pending, lambda slot: _fail(slot, expired()))
@@ -117,10 +115,11 @@ class Calls:
         """Show the numbers."""
         return repr(self._pending)
 
-    def attach(self, outbox: Outbox, replies: Replies) -> None:
-        """Bring what produces requests, and what says where their replies shall go."""
+    def attach(self, outbox: Outbox, replies: Replies, listening: Listening) -> None:
+        """Bring what produces requests, where their replies shall go, and whether these would be heard."""
         self._outbox = outbox
         self._replies = replies
+        self._listening = listening
 
     @property
     def open(self) -> int:
@@ -248,7 +247,7 @@ class Calls:
         """
         if self.is_draining:
             raise Unavailable(STOPPING, reason=Reason.DRAINING)
-        if not self._is_listening():
+        if not self._listening.is_complete():
             raise Unavailable(
                 f"the gateway does not read its replies on topic {self._replies.topic} now"
             )

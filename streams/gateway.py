@@ -114,7 +114,6 @@ class Gateway:
             max_pending=settings.max_pending,
             timeout_ms=settings.timeout_ms,
             max_stream_bytes=settings.max_stream_bytes,
-            is_listening=lambda: self.is_listening,
             clock_ms=clock_ms,
         )
         self.async_calls = AsyncCalls(log, topology, settings.later, self._calls, clock_ms)
@@ -150,7 +149,7 @@ class Gateway:
             self._outbox = Outbox(
                 publisher, self._group, first_turn=secrets.randbelow(MAX_FIRST_TURN)
             )
-            self._calls.attach(self._outbox, self._replies)
+            self._calls.attach(self._outbox, self._replies, self._listening)
             self.async_calls.attach(self._group)
             self._loops = [
                 self._group.create_task(self._watch.run()),

@@ -95,9 +95,12 @@ class Pending(Generic[Slot]):
 
     def discard(self, correlation_id: bytes) -> bool:
         """Close a call whose caller went away; False where it had ended already."""
-        found = self._pop(correlation_id) is not None
+        if self._open.pop(correlation_id, None) is None and (
+            self._staying.pop(correlation_id, None) is None
+        ):
+            return False  # nothing has changed that could be trimmed
         self._trim()
-        return found
+        return True
 
     def expire(self, now_ns: int) -> list[Slot]:
         """Close the calls whose deadline has come, the earliest first."""
@@ -132,7 +135,7 @@ class Pending(Generic[Slot]):
 
     def _trim(self) -> None:
         """Rebuild the heap when most of it belongs to ended calls, so that it stays as bounded as the table."""
-        if len(self._deadlines) > 2 * len(self) + _SPARE_DEADLINES:
+        if len(self._deadlines) > 2 * (len(self._open) + len(self._staying)) + _SPARE_DEADLINES:
             both = (*self._open.items(), *self._staying.items())
             self._deadlines = [(at, key) for key, (_, at) in both]
             heapq.heapify(self._deadlines)

@@ -709,4 +709,4 @@ async def test_P18_a_small_step_does_not_overtake_a_large_one_of_its_sequence(
         await until(lambda: len(tap.records) == 4)
         ids = [dict(record.headers)["id"] for record in tap.records if record.key == b"7"]
         assert ids == [b"1", b"2", b"3"]
-        assert service.gateway._values._turns == {}
+        assert service.gateway._calls._values._turns == {}
