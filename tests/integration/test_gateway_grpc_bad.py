@@ -1,6 +1,7 @@
 """Requests over gRPC that are wrong, each in one way: Triton's codes and fragments (SEMANTICS PB-34, PB-35)."""
 
 import grpc
+import grpc.aio
 import pytest
 from gateway_kit import Worker, running
 from grpc_kit import SERVICE, infer_request, refusal, serving_grpc
@@ -148,3 +149,15 @@ async def test_bytes_that_are_no_message_are_invalid_in_every_method(log, value)
             error = await refusal(call(value))
             assert error.code() in (Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED), (method, error)
         assert (await served.stub.ServerLive(service_pb2.ServerLiveRequest())).live
+
+
+async def test_PB24_a_compressed_message_unfolds_to_no_more_than_is_taken(log):
+    """30 MB of zeros in 30 kB; gRPC's core stops unfolding at the bound, and the gateway is as well as before."""
+    async with running(Worker(log)), serving_grpc(log, max_input_bytes=2**20) as served:
+        options = (("grpc.max_send_message_length", -1),)
+        async with grpc.aio.insecure_channel(
+            served.target, options=options, compression=grpc.Compression.Gzip
+        ) as channel:
+            call = channel.unary_unary(f"{SERVICE}/ModelInfer", None, None)
+            assert (await refusal(call(bytes(30_000_000)))).code() is Code.RESOURCE_EXHAUSTED
+        assert (await served.stub.ModelInfer(infer_request())).model_name == "echo"
