@@ -10,6 +10,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from headrace.schemas.errors import InvalidRequest
 from headrace.schemas.record import TRACEPARENT, TRACESTATE, Header
+from headrace.schemas.v2proto_layout import RequestLayouts
 from headrace.streams.access import Group
 from headrace.streams.extensions import Extensions
 from headrace.streams.gateway import Gateway
@@ -36,12 +37,14 @@ class GrpcPart:
         gateway: Asks the models.
         settings: Bounds of the server.
         extensions: What clients may set at this gateway.
+        layouts: What was learned from requests.
         endings: Called when the server closes, one for each open stream, which then ends.
     """
 
     gateway: Gateway
     settings: GrpcSettings
     extensions: Extensions = field(default_factory=Extensions)
+    layouts: RequestLayouts = field(default_factory=RequestLayouts)
     endings: set[Callable[[], None]] = field(default_factory=set)
 
 

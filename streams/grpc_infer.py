@@ -63,8 +63,13 @@ async def model_infer(part: GrpcPart, value: bytes, context: Context) -> bytes:
     gateway, forwarding = part.gateway, part.settings.forwarding
     metadata = context.invocation_metadata()
     said = read_metadata(metadata)
-    message = parsed(service_pb2.ModelInferRequest, value)
-    asked = await read_request(part, message, len(value), one_answer=True)
+    like = part.layouts.read(value) if len(value) < OFF_LOOP_BYTES else None
+    if like is None:
+        message = parsed(service_pb2.ModelInferRequest, value)
+        asked = await read_request(part, message, len(value), one_answer=True)
+        part.layouts.learn(value, asked.request)
+    else:
+        asked = _asked(part, like)
     if forwarding is not None:
         asked = asked._replace(request=forwarding.apply(asked.request, texts(metadata)))
     with part.extensions.memory.targets(asked.request.outputs) as shared:
@@ -97,11 +102,7 @@ async def read_request(
         InferError: No such model, or the request is wrong.
     """
     model, version = message.model_name, checked_version(message.model_version)
-    route = part.gateway.route(model, version)
-    if one_answer and route.config.decoupled:
-        raise Unsupported(
-            "ModelInfer RPC doesn't support models with decoupled transaction policy"
-        )
+    is_decoupled = _is_decoupled(part, model, version, one_answer=one_answer)
     wants_empty_final = False
     if message.parameters:
         wants_empty_final = _wants_empty_final(message.parameters)
@@ -114,7 +115,23 @@ async def read_request(
         request = await asyncio.to_thread(from_message, message, shared)
     else:
         request = from_message(message, shared)
-    return Asked(model, version, route.config.decoupled, wants_empty_final, request)
+    return Asked(model, version, is_decoupled, wants_empty_final, request)
+
+
+def _asked(part: GrpcPart, like: InferRequest) -> Asked:
+    """Look up the model of a request that was recognised."""
+    version = checked_version(like.model_version)
+    _is_decoupled(part, like.model_name, version, one_answer=True)
+    return Asked(like.model_name, version, False, False, like)  # named in the class
+
+
+def _is_decoupled(part: GrpcPart, model: str, version: str, *, one_answer: bool) -> bool:
+    found: bool = part.gateway.route(model, version).config.decoupled
+    if found and one_answer:
+        raise Unsupported(
+            "ModelInfer RPC doesn't support models with decoupled transaction policy"
+        )
+    return found
 
 
 async def response_bytes(response: InferResponse, shared: SharedTargets) -> bytes:

@@ -342,3 +342,18 @@ async def test_an_unknown_method_is_unimplemented(log):
     async with serving_grpc(log) as served:
         call = served.channel.unary_unary(f"{SERVICE}/Nope", None, None)
         assert (await refusal(call(b""))).code() is Code.UNIMPLEMENTED
+
+
+async def test_requests_that_are_alike_are_each_their_own(log):
+    """They are recognised by their bytes; ids, values, shapes and parameters are nevertheless those of each."""
+    async with running(Worker(log)) as worker, serving_grpc(log) as served:
+        for n in range(3):
+            answer = await served.stub.ModelInfer(infer_request([float(n)], id=f"r{n}"))
+            assert (answer.id, floats(answer)) == (f"r{n}", [float(n)])
+        answer = await served.stub.ModelInfer(infer_request([1.0, 2.0], id="wide"))
+        assert list(answer.outputs[0].shape) == [1, 2]
+        await served.stub.ModelInfer(infer_request([3.0], parameters={"a": 1}))
+        assert sent(worker.seen[-1]).parameters == {"a": 1}
+        error = await refusal(served.stub.ModelInfer(infer_request([3.0], shape=[1, 2])))
+        assert error.code() is Code.INVALID_ARGUMENT
+        assert len(worker.seen) == 5
