@@ -72,7 +72,8 @@ async def model_infer(part: GrpcPart, value: bytes, context: Context) -> bytes:
         asked = _asked(part, like)
     if forwarding is not None:
         asked = asked._replace(request=forwarding.apply(asked.request, texts(metadata)))
-    with part.extensions.memory.targets(asked.request.outputs) as shared:
+    traced = part.extensions.traces.request(asked.model, asked.request.id)
+    with part.extensions.memory.targets(asked.request.outputs) as shared, traced as trace:
         try:
             response = await gateway.infer(
                 asked.model,
@@ -84,6 +85,7 @@ async def model_infer(part: GrpcPart, value: bytes, context: Context) -> bytes:
             )
         finally:
             _tell_replayed(said.keyed, context)
+        trace.version = response.model_version
         return await response_bytes(response, shared)
 
 

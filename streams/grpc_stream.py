@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -19,6 +19,8 @@ from headrace.streams.calls import STOPPING
 from headrace.streams.grpc_call import Context, GrpcPart, deadline_ms, parsed, read_metadata, texts
 from headrace.streams.grpc_convert import stream_error, stream_response
 from headrace.streams.grpc_infer import Asked, read_request, response_bytes
+from headrace.streams.shared_memory import SharedTargets
+from headrace.streams.trace_settings import Trace
 from tritonclient.grpc import service_pb2
 
 logger = logging.getLogger(__name__)
@@ -133,7 +135,7 @@ class _Stream:
             if asked.is_decoupled:
                 await self._serve_decoupled(asked)
                 return
-            with self._part.extensions.memory.targets(asked.request.outputs) as shared:
+            with self._shared(asked) as shared, self._traced(asked) as trace:
                 response = await self._gateway.infer(
                     asked.model,
                     asked.version,
@@ -141,6 +143,7 @@ class _Stream:
                     deadline_ms=self._deadline_ms,
                     extra=self._trace,
                 )
+                trace.version = response.model_version
                 said = await response_bytes(response, shared)
             await self._say(stream_response(said, final=True), turn)
         except InferError as error:
@@ -162,11 +165,18 @@ class _Stream:
             extra=self._trace,
             empty_final=asked.wants_empty_final,
         )
-        with self._part.extensions.memory.targets(asked.request.outputs) as shared:
+        with self._shared(asked) as shared, self._traced(asked) as trace:
             async with aclosing(streamed) as responses:
                 async for response, is_final in responses:
+                    trace.version = response.model_version
                     said = await response_bytes(response, shared)
                     await self._said.put(stream_response(said, final=is_final))
+
+    def _shared(self, asked: Asked) -> AbstractContextManager[SharedTargets]:
+        return self._part.extensions.memory.targets(asked.request.outputs)
+
+    def _traced(self, asked: Asked) -> AbstractContextManager[Trace]:
+        return self._part.extensions.traces.request(asked.model, asked.request.id)
 
     async def _say_error(self, message: Any, error: InferError, turn: Turn) -> None:
         said: Said = error if self._has_real_status else stream_error(message, error)

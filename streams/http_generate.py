@@ -50,11 +50,13 @@ async def _generate(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
     asked = await _asked(call)
     only: InferResponse | None = None
     count = 0
-    async with aclosing(_stream(call, asked, keyed)) as responses:
-        async for streamed in responses:
-            only, count = streamed.response, count + 1
-            if count > 1:
-                break
+    with call.extensions.traces.request(call.target.model, asked.id) as trace:
+        async with aclosing(_stream(call, asked, keyed)) as responses:
+            async for streamed in responses:
+                only, count = streamed.response, count + 1
+                trace.version = only.model_version
+                if count > 1:
+                    break
     if only is None or count > 1:
         raise BackendError(
             "generate expects model to produce exactly 1 response, use generate stream for model that generates "
@@ -65,22 +67,25 @@ async def _generate(call: HttpCall, keyed: KeyedCall | None) -> web.Response:
 
 async def _generate_stream(call: HttpCall, keyed: KeyedCall | None) -> web.StreamResponse:
     asked = await _asked(call)
-    async with aclosing(_stream(call, asked, keyed)) as responses:
-        first = await anext(responses, None)
-        event = b"" if first is None else _event(await _written(first.response))
-        answer = web.StreamResponse(headers={"Content-Type": EVENTS_TYPE})
-        if keyed is not None and keyed.is_replayed:
-            answer.headers[REPLAYED_HEADER] = "true"
-        await answer.prepare(call.request)
-        try:
-            await _send(call, answer, event)
-            await _send_all(call, answer, responses)
-            await answer.write_eof()
-        except (ConnectionError, TimeoutError):
-            _abort(call)  # nobody takes it in
-        except Exception:  # the head is out, so nobody else can answer any more
-            logger.exception("%s failed", call.request.raw_path)
-            _abort(call)
+    with call.extensions.traces.request(call.target.model, asked.id) as trace:
+        async with aclosing(_stream(call, asked, keyed)) as responses:
+            first = await anext(responses, None)
+            if first is not None:
+                trace.version = first.response.model_version
+            event = b"" if first is None else _event(await _written(first.response))
+            answer = web.StreamResponse(headers={"Content-Type": EVENTS_TYPE})
+            if keyed is not None and keyed.is_replayed:
+                answer.headers[REPLAYED_HEADER] = "true"
+            await answer.prepare(call.request)
+            try:
+                await _send(call, answer, event)
+                await _send_all(call, answer, responses)
+                await answer.write_eof()
+            except (ConnectionError, TimeoutError):
+                _abort(call)  # nobody takes it in
+            except Exception:  # the head is out, so nobody else can answer any more
+                logger.exception("%s failed", call.request.raw_path)
+                _abort(call)
     return answer
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -109,6 +110,10 @@ class Trace:
         self._write(",".join(json.dumps(item, separators=(",", ":")) for item in items))
 
 
+_UNSEEN = Trace(0, "", lambda _: None)
+"""Of a request whose turn it is not."""
+
+
 class TraceSettings:
     """The settings of one gateway; HTTP and gRPC ask the same object."""
 
@@ -200,6 +205,24 @@ class TraceSettings:
         if sampler.left > 0:
             sampler.left -= 1
         return Trace(next(self._numbers), model, partial(self._collect, sampler))
+
+    @contextmanager
+    def request(self, model: str, request_id: str) -> Iterator[Trace]:
+        """Trace a request while the block runs, where it is its turn: of it is known when it began, and when it ended.
+
+        The block sets the trace's ``version``, also where nobody sees it.
+        """
+        trace = self.start(model)
+        if trace is None:
+            yield _UNSEEN
+            return
+        trace.request_id = request_id
+        trace.mark("REQUEST_START")
+        try:
+            yield trace
+            trace.mark("REQUEST_END")
+        finally:
+            trace.end()
 
     def close(self) -> None:
         """Write what has gathered; call it when the last request has been answered."""

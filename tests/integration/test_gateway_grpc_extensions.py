@@ -1,6 +1,7 @@
 """Triton's extensions over gRPC, asked by Triton's own clients at a gateway on a memory log (SEMANTICS §2.7, §2.8)."""
 
 import asyncio
+import json
 import uuid
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from headrace.streams.extensions import Extensions
 from headrace.streams.memory import MemoryLog
 from headrace.streams.shared_memory import SHM_FOLDER, SharedMemory
 from headrace.streams.status import ModelState, VersionStatus
-from headrace.streams.trace_settings import TraceSettings
+from headrace.streams.trace_file import TraceFile
+from headrace.streams.trace_settings import TraceSetting, TraceSettings
 from tritonclient.grpc import aio, service_pb2
 
 VALUES = np.array([[1.5, -2.0, 3.0, 4.0]], np.float32)
@@ -212,3 +214,27 @@ async def test_PB72_tritons_client_passes_tensors_in_shared_memory(log, extensio
 
     async with running(Worker(log)), serving_grpc(log, extensions=extensions) as served:
         await asyncio.to_thread(work, served)
+
+
+async def test_PB73_calls_and_streams_over_grpc_are_traced_too(log, tmp_path):
+    """As far as is known of them: when they were asked and when they were answered."""
+    path = tmp_path / "trace.json"
+    file = TraceFile(path)
+    traces = TraceSettings(TraceSetting(is_on=True, rate=1), path=str(path), writer=file)
+    extensions = Extensions(traces)
+    async with running(Worker(log)), serving_grpc(log, extensions=extensions) as served:
+        await served.stub.ModelInfer(infer_request(id="call"))
+        stream = served.stub.ModelStreamInfer()
+        await stream.write(infer_request(id="stream"))
+        await stream.read()
+        await stream.done_writing()
+        await refusal(served.stub.ModelInfer(infer_request(model="nope")))
+    traces.close()
+    file.close()
+    items = json.loads(path.read_text())
+    assert [item for item in items if "model_name" in item] == [
+        {"id": 1, "model_name": "echo", "model_version": 1, "request_id": "call"},
+        {"id": 2, "model_name": "echo", "model_version": 1, "request_id": "stream"},
+    ]
+    names = [item["timestamps"][0]["name"] for item in items if "timestamps" in item]
+    assert names == ["REQUEST_START", "REQUEST_END"] * 2

@@ -190,3 +190,22 @@ def test_what_gathers_is_bounded(settings, written):
     settings.update(ON | {"trace_rate": "1"})
     ask(settings, 2 * MAX_GATHERED + 1)
     assert [len(heads(items)) for items in written.main] == [MAX_GATHERED] * 2
+
+
+def test_a_request_in_a_block_is_traced_from_its_begin_to_its_end(settings, written):
+    """Its end is missing where it failed; what is not traced may be told its version all the same."""
+    with settings.request("m", "a") as trace:
+        trace.version = "3"
+    settings.update(ON | {"trace_rate": "1"})
+    with settings.request("m", "b") as trace:
+        trace.version = "4"
+    with pytest.raises(ValueError, match="broken"), settings.request("m", "c"):
+        raise ValueError("broken")
+    settings.close()
+    (items,) = written.main
+    assert [(head["request_id"], head["model_version"]) for head in heads(items)] == [
+        ("b", 4),
+        ("c", -1),
+    ]
+    names = [item["timestamps"][0]["name"] for item in items if "timestamps" in item]
+    assert names == ["REQUEST_START", "REQUEST_END", "REQUEST_START"]
