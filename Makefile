@@ -20,6 +20,8 @@ SEEDS ?= 10000
 # Interpreters come from the machine, never from the network.
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
+# What is imported is compiled once, not by each of a hundred test processes, whatever the machine says.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo demo-speech test simulate chaos fuzz check lint format bench wheel requirements clean
 
