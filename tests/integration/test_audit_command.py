@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import os
-import sys
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import pytest
 from audit_kit import TOPOLOGY, answer, request, value_of
+from command_kit import as_process, command
 from headrace.deploy import commands_audit, console
 from headrace.deploy.cli import main
 from headrace.deploy.commands_audit import print_report
@@ -70,17 +69,9 @@ async def topics(embedded_properties, unique):
         yield topics
 
 
-async def run(*arguments):
+async def run(*arguments, how=command):
     """Run ``headrace audit``; returns exit status, standard output and standard error."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace.deploy.cli", "audit", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "240"},
-    )
-    async with asyncio.timeout(90):
-        printed, complained = await process.communicate()
-    return process.returncode, printed.decode(), complained.decode()
+    return await how("audit", *arguments)
 
 
 def rows(table):
@@ -112,7 +103,7 @@ async def test_findings_end_with_1_and_their_coordinates(topics):
         answer("\x1b[31m/0/5", to=(TOPOLOGY.results("echo"), 0)),
         request(1),
     )
-    code, table, complaints = await run(*topics.options)
+    code, table, complaints = await run(*topics.options, how=as_process)
     assert (code, complaints) == (FINDINGS, "")
     assert rows(table)[-1] == [
         "all",

@@ -1,16 +1,14 @@
 """`headrace dlq`: the whole command against real brokers, what it prints, sends and refuses."""
 
-import asyncio
 import base64
 import json
-import os
-import sys
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from command_kit import as_process, command
 from headrace.schemas.codec import encode_request
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import JSON, Out
@@ -52,21 +50,13 @@ class Stage:
         """Return the requests that are there."""
         return await records(self.log, self.requests)
 
-    async def run(self, *arguments):
+    async def run(self, *arguments, how=command):
         """Run ``headrace dlq``; returns exit status, standard output and standard error."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "headrace.deploy.cli", "dlq", *arguments, *self.options),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "COLUMNS": "240"},
-        )
-        async with asyncio.timeout(60):
-            printed, complained = await process.communicate()
-        return process.returncode, printed.decode(), complained.decode()
+        return await how("dlq", *arguments, *self.options)
 
-    async def json(self, *arguments):
+    async def json(self, *arguments, how=command):
         """Run it with ``--json``; returns what it prints."""
-        code, printed, complained = await self.run(*arguments, "--json")
+        code, printed, complained = await self.run(*arguments, "--json", how=how)
         assert (code, complained) == (0, "")
         return json.loads(printed)
 
@@ -102,6 +92,7 @@ def cells(table):
 async def test_letters_are_listed_shown_and_sent_again(request, unique, kind):
     """A dry run sends nothing; what was sent is not sent twice; every broker."""
     properties = request.getfixturevalue(f"{kind}_properties")
+    how = as_process if kind == "embedded" else command
     async with staged(properties, unique("q")) as stage:
         headers = (("id", b"r"), ("x-null", None), ("attempt", b"1"))
         await stage.put(
@@ -109,7 +100,7 @@ async def test_letters_are_listed_shown_and_sent_again(request, unique, kind):
             stage.letter(8, partition=1, model="n", reason="malformed", error_class="X\x1b[31m"),
             stage.letter(9, partition=0),
         )
-        page = await stage.json("list", "--oldest-first")
+        page = await stage.json("list", "--oldest-first", how=how)
         assert [one["id"] for one in page["letters"]] == ["0/0", "1/0", "1/1"]
         assert [one["source"].rpartition("/")[2] for one in page["letters"]] == ["9", "7", "8"]
         assert page["total"] == 3
@@ -125,7 +116,8 @@ async def test_letters_are_listed_shown_and_sent_again(request, unique, kind):
         assert code == 0
         assert "dry run: 2 of 2 dead letters would be sent; --execute sends them" in table
         assert await stage.sent() == []
-        code, table, complaints = await stage.run("redrive", "--model", "m", "--execute")
+        execute = ("redrive", "--model", "m", "--execute")
+        code, table, complaints = await stage.run(*execute, how=how)
         assert (code, complaints) == (0, "")
         assert "2 of 2 dead letters sent" in table
         assert [row[3:] for row in cells(table)] == [
@@ -165,7 +157,7 @@ async def test_a_letter_is_shown_with_its_error_headers_request_and_bytes(stage)
         ),
         stage.letter(7, value=None),
     )
-    code, shown, complaints = await stage.run("show", "0/0")
+    code, shown, complaints = await stage.run("show", "0/0", how=as_process)
     assert (code, complaints) == (0, "")
     assert "\x1b" not in shown
     for text in (

@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import os
 import socket
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from command_kit import as_process, command
 from gateway_kit import TOPOLOGY, identity_config, make_topics
 from headrace.deploy.commands_sequences import live_workers
 from headrace.deploy.failure import CommandFailed
@@ -152,17 +151,9 @@ async def broker(properties, prefix, *statuses):
     yield (f"--bootstrap-servers={properties['bootstrap.servers']}", f"--topic-prefix={prefix}")
 
 
-async def run(*arguments):
+async def run(*arguments, how=command):
     """Run ``headrace sequences echo``; returns exit status, standard output and standard error."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace.deploy.cli", "sequences", "echo", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "160"},
-    )
-    async with asyncio.timeout(60):
-        printed, complained = await process.communicate()
-    return process.returncode, printed.decode(), complained.decode()
+    return await how("sequences", "echo", *arguments, columns=160)
 
 
 @pytest.fixture
@@ -180,7 +171,7 @@ async def test_the_rows_of_all_workers_are_one_table(embedded_properties, unique
         workers("w1", "w2") as statuses,
         broker(embedded_properties, unique("s"), *statuses) as options,
     ):
-        code, table, complaints = await run(*options)
+        code, table, complaints = await run(*options, how=as_process)
         assert (code, complaints) == (0, "")
         lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines()]
         assert "echo: 3 of 20 live sequences" in table
