@@ -124,7 +124,9 @@ def _asked(part: GrpcPart, like: InferRequest) -> Asked:
     """Look up the model of a request that was recognised."""
     version = checked_version(like.model_version)
     _is_decoupled(part, like.model_name, version, one_answer=True)
-    return Asked(like.model_name, version, False, False, like)  # named in the class
+    return Asked(
+        like.model_name, version, is_decoupled=False, wants_empty_final=False, request=like
+    )
 
 
 def _is_decoupled(part: GrpcPart, model: str, version: str, *, one_answer: bool) -> bool:

@@ -180,6 +180,23 @@ async def test_requests_of_a_stream_are_bounded_and_the_rest_waits_in_the_connec
         stream.cancel()
 
 
+async def test_many_streams_are_open_at_once(log):
+    """On one connection; each is answered again and again, and nothing is left of them when they have ended."""
+    async with running(Worker(log)), serving_grpc(log) as served:
+        streams = [served.stub.ModelStreamInfer() for _ in range(300)]
+        for turn in range(2):
+            for n, stream in enumerate(streams):
+                await stream.write(infer_request([float(n + turn)]))
+            for n, stream in enumerate(streams):
+                (message,) = await heard(stream, 1)
+                assert floats(message.infer_response) == [n + turn]
+        for stream in streams:
+            await stream.done_writing()
+        for stream in streams:
+            assert await stream.code() is Code.OK
+        assert served.gateway.open_calls == 0
+
+
 async def test_SV10_B68_a_stream_is_answered_and_then_ended_when_the_server_stops(log):
     worker = Holding(log)
     async with running(worker), serving_grpc(log) as served:
