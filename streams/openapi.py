@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from headrace.schemas.tensor import Datatype
 from headrace.streams.http_call import Handler, HttpCall
-from headrace.streams.http_errors import json_response
+from headrace.streams.http_errors import JSON_TYPE, json_response
 from headrace.streams.http_routes import GROUPS, Kind, Target, paths, resolve
 
 Json = dict[str, Any]
@@ -54,10 +54,11 @@ _document = cache(document)
 
 
 class _Body(NamedTuple):
-    """What a kind of route takes and gives: names of schemas, ``""`` for none."""
+    """What a kind of route takes and gives: names of schemas, ``""`` for none, and of what type the answer is."""
 
     request: str = ""
     response: str = ""
+    answer_type: str = JSON_TYPE
 
 
 _BODIES: Mapping[Kind, _Body] = {
@@ -65,6 +66,9 @@ _BODIES: Mapping[Kind, _Body] = {
     Kind.MODEL: _Body("", "ModelMetadata"),
     Kind.CONFIG: _Body("", "Anything"),
     Kind.INFER: _Body("InferRequest", "InferResponse"),
+    Kind.GENERATE: _Body("GenerateRequest", "GenerateResponse"),
+    Kind.GENERATE_STREAM: _Body("GenerateRequest", "Events", "text/event-stream"),
+    Kind.REQUEST: _Body("", "InferResponse"),
     Kind.INDEX: _Body("IndexRequest", "Index"),
     Kind.CONTROL: _Body("ControlRequest", ""),
     Kind.OPENAPI: _Body("", "Anything"),
@@ -99,12 +103,17 @@ def _path_parameter(name: str) -> Json:
 def _operation(path: str, method: str, target: Target) -> Json:
     body = _BODIES.get(target.kind, _Body("Anything", "Anything"))
     words = [part.strip("{}") for part in path.split("/")[2:]]
+    worked: Json = {"200": _content("It worked.", body.response, body.answer_type)}
+    if target.kind in (Kind.INFER, Kind.REQUEST):
+        worked["202"] = _content("It is to be answered later (Prefer: respond-async).", "Anything")
+    if target.kind is Kind.ABSENT:
+        worked = {"501": _content(f"{target.feature} is not offered here.", "Error")}
     found: Json = {
         "operationId": "_".join([method.lower(), *words]).replace(".", "_"),
         "tags": [GROUPS[target.kind].value],
         "responses": {
-            "200": _content("It worked.", body.response),
-            "default": _content("It did not; health routes say no more.", "Error"),
+            **worked,
+            "default": _content("It did not work; health routes say no more.", "Error"),
         },
     }
     if method == "POST" and body.request:
@@ -115,11 +124,11 @@ def _operation(path: str, method: str, target: Target) -> Json:
     return found
 
 
-def _content(said: str, schema: str) -> Json:
+def _content(said: str, schema: str, content_type: str = JSON_TYPE) -> Json:
     found: Json = {"description": said} if said else {}
     if schema:
         reference = {"$ref": f"#/components/schemas/{schema}"}
-        found["content"] = {"application/json": {"schema": reference}}
+        found["content"] = {content_type: {"schema": reference}}
     return found
 
 
@@ -188,6 +197,15 @@ _SCHEMAS: Json = {
         inputs=_METADATA,
         outputs=_METADATA,
     ),
+    "GenerateRequest": {
+        "type": "object",
+        "description": "A key that names an input becomes it, a scalar or a list; others are parameters.",
+        "properties": {"id": _TEXT, "parameters": {"type": "object"}},
+    },
+    "GenerateResponse": _object(
+        ("model_name", "model_version"), id=_TEXT, model_name=_TEXT, model_version=_TEXT
+    ),
+    "Events": {"type": "string", "description": "`data: <GenerateResponse>` for each response."},
     "IndexRequest": _object(ready=_FLAG),
     "Index": _list_of(_object(("name",), name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
     "ControlRequest": _object(parameters={"type": "object"}),
