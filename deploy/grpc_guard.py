@@ -9,13 +9,8 @@ from headrace.deploy.grpc_options import GrpcOptions
 from headrace.deploy.settings import Settings
 from headrace.schemas.errors import ConfigError
 from headrace.streams.access import GRPC, Access
-from headrace.streams.grpc_settings import (
-    Compression,
-    GrpcKeepAlive,
-    GrpcSettings,
-    GrpcTls,
-    credentials,
-)
+from headrace.streams.grpc_settings import Compression, GrpcKeepAlive, GrpcSettings
+from headrace.streams.tls import ServerTls
 
 
 class GrpcGuard(NamedTuple):
@@ -51,7 +46,7 @@ def grpc_guard_of(settings: Settings) -> GrpcGuard | None:
 def _settings_of(settings: Settings, access: Access | None) -> GrpcSettings:
     tls = _tls_of(settings)
     if tls is not None:
-        credentials(tls)  # what is wrong with the files is said now
+        tls.context()  # what is wrong with the files is said now
     return GrpcSettings(
         address=settings.grpc_address or settings.http_address,
         port=settings.grpc_port,
@@ -77,7 +72,7 @@ def _settings_of(settings: Settings, access: Access | None) -> GrpcSettings:
     )
 
 
-def _tls_of(options: GrpcOptions) -> GrpcTls | None:
+def _tls_of(options: GrpcOptions) -> ServerTls | None:
     if not (options.grpc_use_ssl or options.grpc_use_ssl_mutual):
         return None
     cert, key, root = options.grpc_server_cert, options.grpc_server_key, options.grpc_root_cert
@@ -89,4 +84,4 @@ def _tls_of(options: GrpcOptions) -> GrpcTls | None:
             raise ConfigError("expected a PEM file, for gRPC is served over TLS", field=option)
     assert cert is not None
     assert key is not None
-    return GrpcTls(cert, key, root, mutual=options.grpc_use_ssl_mutual)
+    return ServerTls(cert, key, root if options.grpc_use_ssl_mutual else None)

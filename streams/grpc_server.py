@@ -23,8 +23,9 @@ from headrace.streams.grpc_call import Context, GrpcPart, Method, parsed, texts
 from headrace.streams.grpc_errors import abort
 from headrace.streams.grpc_infer import model_infer
 from headrace.streams.grpc_info import METHODS
-from headrace.streams.grpc_settings import GrpcSettings, channel_options, credentials
+from headrace.streams.grpc_settings import GrpcSettings, channel_options
 from headrace.streams.grpc_stream import model_stream_infer
+from headrace.streams.grpc_tls import credentials
 
 logger = logging.getLogger(__name__)
 

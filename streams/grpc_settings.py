@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
 from typing import TypeAlias
 
-import grpc
-from headrace.schemas.errors import ConfigError
 from headrace.streams.forwarding import Forwarding
+from headrace.streams.tls import ServerTls
 
 DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 """As over HTTP (SEMANTICS PB-24); Triton itself takes up to 2 GiB over gRPC, and allocates them."""
@@ -44,23 +42,6 @@ class GrpcKeepAlive:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcTls:
-    """Files of a TLS server.
-
-    Attributes:
-        cert: PEM of its certificate chain.
-        key: PEM of its key.
-        root: PEM of the authorities whose client certificates are accepted; None trusts those of the system.
-        mutual: Clients must show a certificate.
-    """
-
-    cert: Path
-    key: Path
-    root: Path | None = None
-    mutual: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class GrpcSettings:
     """Where the server listens, and its bounds.
 
@@ -87,7 +68,7 @@ class GrpcSettings:
     drain_timeout_s: float = 30.0
     compression: Compression = Compression.NONE
     keep_alive: GrpcKeepAlive = field(default_factory=GrpcKeepAlive)
-    tls: GrpcTls | None = None
+    tls: ServerTls | None = None
     forwarding: Forwarding | None = None
 
 
@@ -118,28 +99,3 @@ def channel_options(settings: GrpcSettings) -> Options:
     if settings.compression:
         options.append(("grpc.default_compression_level", settings.compression.value))
     return options
-
-
-def credentials(tls: GrpcTls) -> grpc.ServerCredentials:
-    """Read the files of a TLS server.
-
-    Raises:
-        ConfigError: One of them cannot be read, or gRPC makes no credentials of them.
-    """
-    pair = (_read(tls.key, "grpc-server-key"), _read(tls.cert, "grpc-server-cert"))
-    root = None if tls.root is None else _read(tls.root, "grpc-root-cert")
-    try:
-        return grpc.ssl_server_credentials(
-            [pair], root_certificates=root, require_client_auth=tls.mutual
-        )
-    except ValueError as error:
-        raise ConfigError(f"{error}", field="grpc-use-ssl-mutual", value=tls.mutual) from error
-
-
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"the file cannot be read: {error.strerror}", field=option, value=path
-        ) from error

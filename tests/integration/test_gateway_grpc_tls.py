@@ -1,6 +1,7 @@
 """gRPC over TLS, with and without a client's certificate, with Triton's own client."""
 
 import asyncio
+import shutil
 
 import grpc
 import numpy as np
@@ -10,8 +11,9 @@ from certificates import authority, signed
 from gateway_kit import Worker, running
 from grpc_kit import serving_grpc
 from headrace.schemas.errors import ConfigError
-from headrace.streams.grpc_settings import GrpcTls, credentials
+from headrace.streams.grpc_tls import credentials
 from headrace.streams.memory import MemoryLog
+from headrace.streams.tls import ServerTls
 from tritonclient.utils import InferenceServerException
 
 
@@ -37,7 +39,7 @@ def infer(target, **how):
 
 async def test_a_client_that_knows_the_servers_certificate_is_served(pems):
     log = MemoryLog()
-    tls = GrpcTls(pems / "server.pem", pems / "server.key")
+    tls = ServerTls(pems / "server.pem", pems / "server.key")
     async with running(Worker(log)), serving_grpc(log, tls=tls) as served:
         known = {"root_certificates": str(pems / "ca.pem")}
         assert await asyncio.to_thread(infer, served.target, **known) == [[1.0, 1.0]]
@@ -50,7 +52,7 @@ async def test_a_client_that_knows_the_servers_certificate_is_served(pems):
 
 async def test_mutual_tls_wants_the_clients_certificate(pems):
     log = MemoryLog()
-    tls = GrpcTls(pems / "server.pem", pems / "server.key", pems / "ca.pem", mutual=True)
+    tls = ServerTls(pems / "server.pem", pems / "server.key", pems / "ca.pem")
     async with running(Worker(log)), serving_grpc(log, tls=tls) as served:
         known = {"root_certificates": str(pems / "ca.pem")}
         own = {
@@ -62,6 +64,25 @@ async def test_mutual_tls_wants_the_clients_certificate(pems):
             await asyncio.to_thread(infer, served.target, **known)
 
 
+async def test_a_renewed_certificate_holds_for_new_connections(pems, tmp_path):
+    """Signed by another authority, so that clients can tell the two apart."""
+    log = MemoryLog()
+    pair = [tmp_path / "cert.pem", tmp_path / "cert.key"]
+    for path, old in zip(pair, (pems / "server.pem", pems / "server.key"), strict=True):
+        shutil.copy(old, path)
+    tls = ServerTls(*pair, look_every_s=0.0)
+    async with running(Worker(log)), serving_grpc(log, tls=tls) as served:
+        known = {"root_certificates": str(pems / "ca.pem")}
+        assert await asyncio.to_thread(infer, served.target, **known) == [[1.0, 1.0]]
+        renewed = signed(tmp_path, "renewed", authority(tmp_path, "new"))
+        for path, new in zip(pair, renewed, strict=True):
+            shutil.copy(new, path)
+        with pytest.raises(InferenceServerException):
+            await asyncio.to_thread(infer, served.target, **known)
+        known = {"root_certificates": str(tmp_path / "new.pem")}
+        assert await asyncio.to_thread(infer, served.target, **known) == [[1.0, 1.0]]
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"grpc-server-key = .*k\.pem: the file cannot be read"):
-        credentials(GrpcTls(tmp_path / "c.pem", tmp_path / "k.pem"))
+    with pytest.raises(ConfigError, match=r"k\.pem.*expected a certificate and its key in PEM"):
+        credentials(ServerTls(tmp_path / "c.pem", tmp_path / "k.pem"))

@@ -6,7 +6,8 @@ from headrace.deploy.grpc_guard import grpc_guard_of
 from headrace.deploy.grpc_options import GRPC, GrpcOptions
 from headrace.deploy.settings import Settings, load_settings
 from headrace.schemas.errors import ConfigError
-from headrace.streams.grpc_settings import Compression, GrpcSettings, GrpcTls, channel_options
+from headrace.streams.grpc_settings import Compression, GrpcSettings, channel_options
+from headrace.streams.tls import ServerTls
 
 
 def made(**given):
@@ -68,14 +69,14 @@ def test_tls_needs_its_files(tmp_path):
     pair = signed(tmp_path, "server", authority(tmp_path))
     files = {"grpc_server_cert": str(pair.cert), "grpc_server_key": str(pair.key)}
     assert made(**files).tls is None
-    assert made(grpc_use_ssl="true", **files).tls == GrpcTls(pair.cert, pair.key)
+    assert made(grpc_use_ssl="true", **files).tls == ServerTls(pair.cert, pair.key)
     with pytest.raises(ConfigError, match="--grpc-server-cert: expected a PEM file"):
         made(grpc_use_ssl="true")
     with pytest.raises(ConfigError, match="--grpc-root-cert: expected a PEM file"):
         made(grpc_use_ssl_mutual="true", **files)
     mutual = made(grpc_use_ssl_mutual="1", grpc_root_cert=str(tmp_path / "ca.pem"), **files).tls
-    assert mutual == GrpcTls(pair.cert, pair.key, tmp_path / "ca.pem", mutual=True)
-    with pytest.raises(ConfigError, match=r"grpc-server-key = .*nope: the file cannot be read"):
+    assert mutual == ServerTls(pair.cert, pair.key, tmp_path / "ca.pem")
+    with pytest.raises(ConfigError, match=r"nope.*expected a certificate and its key in PEM"):
         made(grpc_use_ssl="true", **files | {"grpc_server_key": str(tmp_path / "nope")})
 
 
