@@ -170,9 +170,9 @@ class Told:
         """Count."""
         self._count("retried", requests)
 
-    def ran(self, executions: int) -> None:
+    def ran(self, sizes: Sequence[int]) -> None:
         """Count."""
-        self._count("ran", executions)
+        self._count("ran", len(sizes))
 
     def timed_out(self) -> None:
         """Count."""
