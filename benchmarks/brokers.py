@@ -27,6 +27,8 @@ from benchmarks.processes import ROOT, BenchmarkFailed, Process, Skipped, pause,
 KAFKA_VERSION = "4.1.0"
 KAFKA = "kafka"
 EMBEDDED = "embedded"
+LISTENS_S = 90
+"""How long a broker may take to start, seconds."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _fetch_jars() -> None:
 
 def _answering(started_broker: Broker) -> Broker:
     """Wait until the broker answers a request for its metadata."""
-    for _ in range(300):
+    for _ in range(10 * LISTENS_S):
         if started_broker.process is not None:
             started_broker.process.check_alive()
         host, port = started_broker.bootstrap.rsplit(":", 1)
@@ -173,7 +175,7 @@ def _answering(started_broker: Broker) -> Broker:
             break
         pause(0.1)
     else:
-        raise BenchmarkFailed(f"the {started_broker.kind} broker does not listen after 30 s")
+        raise BenchmarkFailed(f"the {started_broker.kind} broker does not listen after {LISTENS_S} s")
     asyncio.run(_metadata(started_broker.bootstrap))
     return started_broker
 

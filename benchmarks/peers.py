@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.brokers import free_port
-from benchmarks.processes import ROOT, SINGLE_THREADED, BenchmarkFailed, started, wait_for
+from benchmarks.processes import (
+    ROOT,
+    SINGLE_THREADED,
+    BenchmarkFailed,
+    Skipped,
+    started,
+    wait_for,
+)
 
 _RUN_TIMEOUT_S = 300.0
 
@@ -49,16 +56,20 @@ class Triton:
     grpc_port: int
 
 
-def find() -> Peers | str:
-    """Return where the peers are, or why they cannot be used."""
+TRITON = "vtriton/bin/python"
+"""What set-up leaves in its folder where Triton can be started."""
+
+
+def find(needed: str = "bin/tansu") -> Peers | str:
+    """Return where the peers are, or why they cannot be used: a file that set-up would have left is not there."""
     scripts, work = os.environ.get("HEADRACE_PEERS"), os.environ.get("PEER_WORK")
     if not scripts:
         return "HEADRACE_PEERS does not name the folder of the peers' scripts"
     if not work:
         return f"PEER_WORK does not name the folder that {scripts}/setup.sh has filled"
-    for needed in (Path(scripts) / "kafka_bench.py", Path(work) / "bin" / "tansu"):
-        if not needed.exists():
-            return f"there is no {needed}: has setup.sh been run?"
+    for path in (Path(scripts) / "kafka_bench.py", Path(work) / needed):
+        if not path.exists():
+            return f"there is no {path}: has setup.sh been run?"
     return Peers(Path(scripts).resolve(), Path(work).resolve())
 
 
@@ -127,11 +138,20 @@ def kafka_bench(
     return figures
 
 
-def perf_analyzer(peers: Peers, port: int, in_flight: int, folder: Path) -> Mapping[str, str]:
-    """Run Triton's load generator against a V2 server: batch-1 requests of the MLP over HTTP."""
+def perf_analyzer(
+    peers: Peers, port: int, in_flight: int, folder: Path, protocol: str = "http"
+) -> Mapping[str, str]:
+    """Run Triton's load generator against a V2 server: batch-1 requests of the MLP over ``http`` or ``grpc``.
+
+    Raises:
+        Skipped: It is not there.
+    """
+    binary = peers.work / "bin" / "perf_analyzer"
+    if not binary.exists():
+        raise Skipped(f"there is no {binary}")
     table = folder / f"perf-{port}.csv"
     argv = [
-        *(str(peers.work / "bin" / "perf_analyzer"), "-m", "mlp", "-b", "1", "-i", "http"),
+        *(str(binary), "-m", "mlp", "-b", "1", "-i", protocol),
         *("-u", f"127.0.0.1:{port}", "--async", "--concurrency-range", str(in_flight)),
         *("-p", "2000", "-s", "999", "-r", "3", "-f", str(table)),
     ]
