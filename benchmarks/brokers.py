@@ -175,7 +175,9 @@ def _answering(started_broker: Broker) -> Broker:
             break
         pause(0.1)
     else:
-        raise BenchmarkFailed(f"the {started_broker.kind} broker does not listen after {LISTENS_S} s")
+        raise BenchmarkFailed(
+            f"the {started_broker.kind} broker does not listen after {LISTENS_S} s"
+        )
     asyncio.run(_metadata(started_broker.bootstrap))
     return started_broker
 

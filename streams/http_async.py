@@ -130,8 +130,9 @@ async def request(call: HttpCall) -> web.StreamResponse:
     return await _shown(call, found)
 
 
-async def _shown(call: HttpCall, found: AsyncCall) -> web.Response:
+async def _shown(call: HttpCall, found: AsyncCall) -> web.StreamResponse:
     """Return what is to be said of a call now."""
+    shown: web.StreamResponse
     try:
         answered = await answer(call.gateway, found)
     except InferError as error:

@@ -15,6 +15,7 @@ from headrace.schemas.v2json import Binary, parse_request, wants_binary, write_r
 from headrace.streams.http_body import compressed_response
 from headrace.streams.http_call import HttpCall
 from headrace.streams.http_errors import JSON_TYPE, error_response
+from headrace.streams.http_whole import WholeResponse
 from headrace.streams.idempotency import KEY_HEADER, REPLAYED_HEADER, KeyedCall, read_key
 from headrace.streams.shared_memory import NO_TARGETS, SharedTargets
 from headrace.streams.trace_settings import Trace
@@ -80,7 +81,7 @@ async def answer_keyed(
 
 async def _infer(
     call: HttpCall, keyed: KeyedCall | None, trace: Trace | None = None
-) -> web.Response:
+) -> web.StreamResponse:
     gateway, target = call.gateway, call.target
     deadline_ms = call.deadline_ms()
     asked = await read_request(call)
@@ -129,7 +130,7 @@ async def write_answer(
     response: InferResponse,
     is_binary: Binary,
     shared: SharedTargets = NO_TARGETS,
-) -> web.Response:
+) -> WholeResponse:
     """Write a response as its caller wants it, and what shall go to shared memory there.
 
     Raises:
@@ -151,7 +152,7 @@ async def write_answer(
         found = {"Content-Type": BINARY_TYPE, LENGTH_HEADER: str(length)}
     if encoding:
         found["Content-Encoding"] = encoding
-    return web.Response(body=answer, headers=found)
+    return WholeResponse(answer, found)
 
 
 def _written(
