@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import NamedTuple
 
 from headrace.deploy.settings import Settings, option_name
@@ -31,6 +32,27 @@ ACCESS = (
     "http_max_headers",
 )
 """The settings of whoever runs a gateway."""
+
+
+SPARE_FILES = 1024
+"""Open files beside the HTTP server's connections: gRPC's, the brokers', models'."""
+
+
+def allow_connections(most: int) -> None:
+    """Let this process open as many connections as it may be asked for, as far as the system lets it.
+
+    A shell's limit of 1,024 files would else end them long before ours does, and those to the brokers with them.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit(most, soft, hard), hard))
+
+
+def file_limit(most: int, soft: int, hard: int) -> int:
+    """Return the limit of open files for so many connections: never below what there is, never above ``hard``."""
+    if soft == resource.RLIM_INFINITY:
+        return soft
+    wanted = max(soft, most + SPARE_FILES)
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 class Guard(NamedTuple):

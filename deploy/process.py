@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.consumers.service import Worker
-from headrace.deploy.access import guard_of
+from headrace.deploy.access import allow_connections, guard_of
 from headrace.deploy.broker import (
     embedded_broker,
     embedded_properties,
@@ -100,6 +100,7 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
     if parts.gateway:
         guard_of(settings)  # as below: refused before models are loaded
         grpc_guard_of(settings)
+        allow_connections(settings.http_max_connections)
     if settings.claim_check_url:
         # A wrong one is refused before models are loaded, which may take minutes.
         FsspecObjects(settings.claim_check_url)

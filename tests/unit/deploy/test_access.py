@@ -1,7 +1,9 @@
 """What guards a gateway, made from settings: what is put together, and what is refused before anything starts."""
 
+import resource
+
 import pytest
-from headrace.deploy.access import access_of, forwarding_of, guard_of
+from headrace.deploy.access import SPARE_FILES, access_of, file_limit, forwarding_of, guard_of
 from headrace.deploy.settings import Settings, load_settings, variable_name
 from headrace.schemas.errors import AccessDenied, ConfigError
 from headrace.streams.access import GRPC, HTTP, Group
@@ -87,3 +89,17 @@ def test_headers_with_secrets_are_kept_from_forwarding():
 def test_what_is_wrong_is_refused_at_the_start(given):
     with pytest.raises(ConfigError):
         guard_of(load_settings(given))
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "limit"),
+    [
+        (1024, 2**20, 4096 + SPARE_FILES),
+        (1024, 4096, 4096),
+        (1024, resource.RLIM_INFINITY, 4096 + SPARE_FILES),
+        (2**16, 2**20, 2**16),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+    ],
+)
+def test_as_many_files_may_be_open_as_connections_and_some_more(soft, hard, limit):
+    assert file_limit(4096, soft, hard) == limit
