@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.metadata import MetadataRequest
-from brokers import in_thread, jars
+from brokers import in_thread, jars, java
 from headrace.streams import embedded_child
 
 PATIENCE_S = 60.0
@@ -60,7 +59,7 @@ transaction.state.log.min.isr={in_sync}
 share.coordinator.state.topic.replication.factor={replication}
 share.coordinator.state.topic.min.isr={in_sync}
 broker.session.timeout.ms=6000
-broker.heartbeat.interval.ms=1000
+broker.heartbeat.interval.ms=500
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 message.max.bytes=10000000
@@ -287,20 +286,14 @@ class Cluster:
             assert asyncio.get_running_loop().time() < deadline, f"waited in vain for {what}"
             await asyncio.sleep(0.05)
 
-    def _command(self, main: str, *arguments: str) -> list[str]:
-        # Without the optimising compiler a start takes half the time on two cores.
-        options = ["-Xms128m", "-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-        java = shutil.which("java") or "java"
-        return [java, *options, "-cp", f"{self._libs}/*", main, *arguments]
-
     def _format(self) -> None:
         tool = "kafka.tools.StorageTool"
         running = [
             subprocess.Popen(
-                self._command(
-                    *(tool, "format", "-t", CLUSTER_ID, *self._format_options),
-                    *("-c", str(place / "server.properties")),
-                ),
+                [
+                    *(*java(self._libs), tool, "format", "-t", CLUSTER_ID),
+                    *(*self._format_options, "-c", str(place / "server.properties")),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
@@ -316,7 +309,7 @@ class Cluster:
             return subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", embedded_child.__file__, str(os.getpid())),
-                    *self._command("kafka.Kafka", str(place / "server.properties")),
+                    *(*java(self._libs), "kafka.Kafka", str(place / "server.properties")),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=log,
