@@ -57,7 +57,7 @@ chaos: $(STAMP) ## Break brokers, workers, networks and a disk under load on thr
 	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m chaos.run \
 	    $(if $(FAULT),--fault $(FAULT)) $(if $(TIMES),--times $(TIMES)) $(if $(MODE),--mode $(MODE))
 
-fuzz: $(STAMP) ## Call the gateway over HTTP in every wrong way there is (CASES=100000).
+fuzz: $(STAMP) ## Call the gateway over HTTP and gRPC in every wrong way there is (CASES=100000).
 	HEADRACE_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -q -s tests/fuzz $(ARGS)
 
 check: lint ## Format, lint, types, layers, unit and property tests: before each commit.

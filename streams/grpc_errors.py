@@ -23,6 +23,7 @@ STATUS_BY_CODE = {
 STATUS_BY_REASON = {
     Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Reason.DEADLINE_PASSED: grpc.StatusCode.DEADLINE_EXCEEDED,  # the caller's own, not a queue policy's (QT-04)
+    Reason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,  # INTERNAL is for JSON only (PB-32)
     # The caller names no value in the store; the gateway does. One that is gone is stored anew by the next call.
     Reason.CLAIM_MISSING: grpc.StatusCode.UNAVAILABLE,
     Reason.CLAIM_MISMATCH: grpc.StatusCode.INTERNAL,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf.message import Message
-from headrace.schemas.errors import InvalidRequest, Unsupported
+from headrace.schemas.errors import InvalidRequest, Unavailable, Unsupported
 from headrace.streams.access import Group
 from headrace.streams.grpc_call import GrpcPart, checked_version
 from headrace.streams.grpc_convert import filled
@@ -64,7 +64,10 @@ async def log_settings(part: GrpcPart, request: Any) -> Message:
         for name, setting in request.settings.items():
             kind = setting.WhichOneof("parameter_choice")
             given[name] = getattr(setting, kind) if kind else None
-        logs.update(given)
+        try:
+            logs.update(given)
+        except Unavailable as error:  # over HTTP an unknown format is 503, by Triton's whim
+            raise InvalidRequest(error.detail) from error
     found = service_pb2.LogSettingsResponse()
     for name, shown in logs.shown().items():
         kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}

@@ -238,3 +238,17 @@ async def test_PB73_calls_and_streams_over_grpc_are_traced_too(log, tmp_path):
     ]
     names = [item["timestamps"][0]["name"] for item in items if "timestamps" in item]
     assert names == ["REQUEST_START", "REQUEST_END"] * 2
+
+
+async def test_PB74_PB73_values_of_the_wrong_type_are_invalid_arguments(log):
+    """As Triton's gRPC server has it; over HTTP the same is 500 and 503."""
+    async with serving_grpc(log) as served:
+        for name, kind, value, code in (
+            ("log_info", "uint32_param", 1, grpc.StatusCode.INVALID_ARGUMENT),
+            ("log_verbose_level", "bool_param", True, grpc.StatusCode.INVALID_ARGUMENT),
+            ("log_format", "string_param", "x", grpc.StatusCode.INVALID_ARGUMENT),
+            ("log_file", "string_param", "x", grpc.StatusCode.UNIMPLEMENTED),
+        ):
+            message = service_pb2.LogSettingsRequest()
+            setattr(message.settings[name], kind, value)
+            assert (await refusal(served.stub.LogSettings(message))).code() is code, name

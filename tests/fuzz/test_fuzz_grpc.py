@@ -1,6 +1,6 @@
 """Bytes that are no request, over gRPC: never INTERNAL or UNKNOWN, never a hang, never a dead gateway.
 
-The short form runs a hundred cases of each kind; ``HEADRACE_CASES=100000`` is the long one.
+A hundred cases of each kind in CI; ``make fuzz CASES=100000`` plays a third of so many of each.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-CASES = int(os.environ.get("HEADRACE_CASES", "100"))
+GIVEN = int(os.environ.get("HEADRACE_FUZZ_CASES", "0"))
+CASES = GIVEN // 3 or 100
 CASE_S = 10.0
 FINE = {
     grpc.StatusCode.OK,
@@ -143,6 +144,37 @@ METHODS = [
 UNARY = [name for name in METHODS if name != "ModelStreamInfer"]
 
 
+@st.composite
+def setting(draw):
+    """Return a method that changes settings, and a request of it in which names are right and values may be."""
+    method = draw(st.sampled_from(["LogSettings", "TraceSetting", "SystemSharedMemoryRegister"]))
+    if method == "SystemSharedMemoryRegister":
+        message = service_pb2.SystemSharedMemoryRegisterRequest(
+            name=draw(TEXTS), key=draw(TEXTS), offset=draw(SIZES), byte_size=draw(SIZES)
+        )
+    elif method == "TraceSetting":
+        message = service_pb2.TraceSettingRequest(model_name=draw(st.sampled_from(["", "echo"])))
+        for name in draw(st.lists(st.sampled_from(TRACES), max_size=3)):
+            values = st.sampled_from(["OFF", "TIMESTAMPS", "1", "-1", "9" * 30]) | TEXTS
+            message.settings[name].value.extend(draw(st.lists(values, max_size=2)))
+    else:
+        message = service_pb2.LogSettingsRequest()
+        for name in draw(st.lists(st.sampled_from(LOGS), max_size=3)):
+            target = message.settings[name]
+            match draw(st.integers(0, 3)):
+                case 0:
+                    target.bool_param = draw(st.booleans())
+                case 1:
+                    target.uint32_param = draw(st.integers(0, 2**32 - 1))
+                case 2:
+                    target.string_param = draw(TEXTS)
+    return method, message.SerializeToString()
+
+
+LOGS = ["log_file", "log_info", "log_error", "log_verbose_level", "log_format", "other"]
+TRACES = ["trace_file", "trace_level", "trace_rate", "trace_count", "log_frequency", "other"]
+
+
 class Loop:
     """An event loop in a thread of its own, for tests that are no coroutines."""
 
@@ -191,9 +223,13 @@ async def outcome(served, method, value):
     return grpc.StatusCode.OK, ""
 
 
+pytestmark = pytest.mark.timeout(120 + CASES)
+
 cases = settings(
     max_examples=CASES,
     deadline=None,
+    database=None,
+    derandomize=not GIVEN,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
@@ -208,9 +244,10 @@ def test_ModelInfer_takes_any_bytes(gateway, value):
 
 
 @cases
-@given(method=st.sampled_from(UNARY), value=FREE | DEEP | st.binary(max_size=64))
-def test_every_method_takes_any_bytes(gateway, method, value):
+@given(call=st.tuples(st.sampled_from(UNARY), FREE | DEEP | st.binary(max_size=64)) | setting())
+def test_every_method_takes_any_bytes(gateway, call):
     loop, served = gateway
+    method, value = call
     code, text = loop.run(outcome(served, method, value))
     assert code in FINE, (method, code, text)
 
