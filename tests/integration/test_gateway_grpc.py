@@ -10,6 +10,7 @@ from gateway_kit import (
     Worker,
     echo,
     identity_config,
+    reply,
     running,
     silent,
     until,
@@ -31,6 +32,7 @@ from headrace.schemas.record import (
     DEADLINE_MS,
     IDEMPOTENCY_KEY,
     PRIORITY,
+    REPLAYED,
     SEQUENCE_END,
     SEQUENCE_ID,
     SEQUENCE_ID_TYPE,
@@ -240,6 +242,23 @@ async def test_metadata_carries_trace_context_and_idempotency_key(log):
         bad = (("idempotency-key", "x" * 10_000),)
         error = await refusal(served.stub.ModelInfer(infer_request(), metadata=bad))
         assert error.code() is not Code.INTERNAL
+
+
+@pytest.mark.parametrize("is_replayed", [True, False])
+async def test_P17_an_answer_that_repeats_an_earlier_one_says_so(log, is_replayed):
+    """In its trailing metadata, whatever it is."""
+    worker = Worker(log, script=silent)
+    async with running(worker), serving_grpc(log) as served:
+        call = served.stub.ModelInfer(infer_request(), metadata=(("idempotency-key", '"k"'),))
+        await until(lambda: worker.held)
+        (record,) = worker.held
+        out = reply(record, InferResponse((), "", "echo", "1"))
+        if is_replayed:
+            out.headers = [*out.headers, (REPLAYED, b"true")]
+        log.append([out])
+        await call
+        found = dict(await call.trailing_metadata()).get("idempotency-replayed")
+        assert found == ("true" if is_replayed else None)
 
 
 @pytest.mark.parametrize(
