@@ -23,7 +23,7 @@ export UV_NO_PROGRESS := 1
 # What is imported is compiled once, not by each of a hundred test processes, whatever the machine says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-speech test simulate chaos fuzz check lint format bench wheel requirements clean
+.PHONY: help setup demo demo-speech test compat simulate chaos fuzz check lint format bench wheel requirements clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -49,6 +49,9 @@ demo-speech: $(STAMP) ## Listen to 64 streams of real speech, kill the worker in
 
 test: $(STAMP) ## Run every test, those on a real Apache Kafka too (Java 17 and Maven).
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+compat: $(STAMP) ## Ask Headrace, and Triton where HEADRACE_PEERS has it, the same; writes docs/COMPATIBILITY.md.
+	$(BIN)/python -m pytest -q -p no:randomly tests/compat --compat-page docs/COMPATIBILITY.md $(ARGS)
 
 simulate: $(STAMP) ## Play storms of crashes, zombies and rebalances on virtual time (SEEDS=100000).
 	HEADRACE_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(JOBS) tests/simulation $(ARGS)

@@ -170,12 +170,15 @@ def _model_target(parts: list[str]) -> Target | None:
 
 
 def _repository_target(parts: list[str]) -> Target | None:
-    """``models/{m}/load`` and ``/unload``; forms with a repository's name parse, and are absent (PB-10, PB-21)."""
+    """``models/{m}/load`` and ``/unload``; with a repository's name these are absent (PB-10, PB-21).
+
+    The index has a form with a name, too, which says nothing: Triton answers as without it.
+    """
     if len(parts) == 3 and parts[0] == "models" and parts[2] in ("load", "unload"):
         return Target(Kind.CONTROL, _POST, unquote(parts[1]), feature=parts[2])
     named = "addressing a repository by name"
     if len(parts) == 2 and parts[1] == "index":
-        return Target(Kind.ABSENT, _POST, feature=named)
+        return Target(Kind.INDEX, _POST)
     if len(parts) == 4 and parts[1] == "models" and parts[3] in ("load", "unload"):
         return Target(Kind.ABSENT, _POST, feature=named)
     return None

@@ -309,7 +309,7 @@ def exact(session, path):
         ("POST", "/v2/repository/models/%2E%2E/load", 400, "must not contain path traversal"),
         ("POST", "/v2/repository/models/a%2Fb/load", 400, "must not contain path traversal"),
         ("POST", "/v2/repository/models/%2E%2E/unload", 503, "if polling is enabled"),
-        ("POST", "/v2/repository/r/index", 501, "not offered"),
+        ("POST", "/v2/repository/r/models/m/load", 501, "not offered"),
         ("GET", "/v2/cudasharedmemory/status", 501, "shared memory"),
     ],
 )
@@ -428,7 +428,7 @@ async def test_B53_PB34_bad_inputs_never_enter_the_log(log, change, status, frag
             b'{"inputs":[%(x)s,%(x)s]}'
             % {b"x": b'{"name":"INPUT0","shape":[1,1],"datatype":"FP32","data":[1]}'},
             400,
-            "got 2 inputs",
+            "already exists in request",
         ),
     ],
 )

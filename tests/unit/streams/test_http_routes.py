@@ -22,7 +22,7 @@ from headrace.streams.http_routes import Kind, resolve
         ("/v2/repository/index", Kind.INDEX, "", ""),
         ("/v2/repository/models/m/load", Kind.CONTROL, "m", ""),
         ("/v2/repository/models/m/unload", Kind.CONTROL, "m", ""),
-        ("/v2/repository/r/index", Kind.ABSENT, "", ""),
+        ("/v2/repository/r/index", Kind.INDEX, "", ""),
         ("/v2/repository/r/models/m/load", Kind.ABSENT, "", ""),
         ("/v2/models/stats", Kind.STATISTICS, "", ""),
         ("/v2/models/m/versions/1/stats", Kind.STATISTICS, "m", "1"),
