@@ -53,6 +53,7 @@ def _settings_of(settings: Settings, access: Access | None) -> GrpcSettings:
         reuse_port=settings.reuse_grpc_port,
         max_input_bytes=settings.grpc_max_input_size,
         max_stream_requests=settings.grpc_max_stream_requests,
+        max_connections=settings.grpc_max_connections,
         drain_timeout_s=settings.exit_timeout_secs,
         compression=Compression[settings.grpc_infer_response_compression_level.upper()],
         keep_alive=GrpcKeepAlive(

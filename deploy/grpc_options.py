@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.streams.grpc_settings import DEFAULT_MAX_INPUT_BYTES, DEFAULT_MAX_STREAM_REQUESTS
+from headrace.streams.grpc_settings import (
+    DEFAULT_MAX_CONNECTIONS,
+    DEFAULT_MAX_INPUT_BYTES,
+    DEFAULT_MAX_STREAM_REQUESTS,
+)
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
@@ -21,6 +25,7 @@ GRPC = (
     "reuse_grpc_port",
     "grpc_max_input_size",
     "grpc_max_stream_requests",
+    "grpc_max_connections",
     "grpc_infer_response_compression_level",
     "grpc_use_ssl",
     "grpc_use_ssl_mutual",
@@ -72,6 +77,13 @@ class GrpcOptions(BaseSettings):
         DEFAULT_MAX_STREAM_REQUESTS,
         ge=1,
         description="Requests of one ModelStreamInfer that may be open; above, no more are read until some have ended.",
+        json_schema_extra=GATEWAY,
+    )
+    grpc_max_connections: int = Field(
+        DEFAULT_MAX_CONNECTIONS,
+        ge=1,
+        le=MAX_INT,
+        description="gRPC connections that may be open; a further one is closed at once.",
         json_schema_extra=GATEWAY,
     )
     grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = Field(

@@ -15,6 +15,9 @@ DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 DEFAULT_MAX_STREAM_REQUESTS = 256
 """Requests of one stream that may be open; above, no more are read, and the client is held up by HTTP/2 itself."""
 
+DEFAULT_MAX_CONNECTIONS = 4096
+"""As over HTTP; further connections are closed at once."""
+
 Options: TypeAlias = list[tuple[str, int]]
 
 
@@ -52,6 +55,7 @@ class GrpcSettings:
         name: Server name in the server's metadata.
         max_input_bytes: Largest message that is taken.
         max_stream_requests: Requests of one stream that may be open.
+        max_connections: Connections that may be open.
         drain_timeout_s: How long open calls may take on shutdown.
         compression: Of answers.
         keep_alive: Of connections.
@@ -65,6 +69,7 @@ class GrpcSettings:
     name: str = "headrace"
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES
     max_stream_requests: int = DEFAULT_MAX_STREAM_REQUESTS
+    max_connections: int = DEFAULT_MAX_CONNECTIONS
     drain_timeout_s: float = 30.0
     compression: Compression = Compression.NONE
     keep_alive: GrpcKeepAlive = field(default_factory=GrpcKeepAlive)
@@ -82,6 +87,7 @@ def channel_options(settings: GrpcSettings) -> Options:
             "grpc.max_send_message_length",
             -1,
         ),  # an answer is bounded by what a record or a store may hold
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.keepalive_time_ms", alive.time_ms),
         ("grpc.keepalive_timeout_ms", alive.timeout_ms),
         ("grpc.keepalive_permit_without_calls", int(alive.permit_without_calls)),

@@ -161,3 +161,23 @@ async def test_PB24_a_compressed_message_unfolds_to_no_more_than_is_taken(log):
             call = channel.unary_unary(f"{SERVICE}/ModelInfer", None, None)
             assert (await refusal(call(bytes(30_000_000)))).code() is Code.RESOURCE_EXHAUSTED
         assert (await served.stub.ModelInfer(infer_request())).model_name == "echo"
+
+
+async def test_connections_are_bounded(log):
+    """A further one is closed; once one of the others has gone there is room again."""
+    own = (("grpc.use_local_subchannel_pool", 1),)  # or channels share a connection
+    live = service_pb2.ServerLiveRequest()
+
+    def channel(target):
+        return grpc.aio.insecure_channel(target, options=own)
+
+    async with serving_grpc(log, max_connections=2) as served:
+        assert (await served.stub.ServerLive(live)).live
+        async with channel(served.target) as second, channel(served.target) as third:
+            path = f"{SERVICE}/ServerLive"
+            assert await second.unary_unary(path, None, None)(b"") == b"\x08\x01"
+            error = await refusal(third.unary_unary(path, None, None)(b""))
+            assert error.code() is Code.UNAVAILABLE
+            await second.close()
+            call = third.unary_unary(path, None, None)
+            assert await call(b"", timeout=20, wait_for_ready=True) == b"\x08\x01"

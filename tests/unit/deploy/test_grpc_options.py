@@ -35,6 +35,7 @@ def test_tritons_keep_alive_options_reach_grpcs_core():
         grpc_max_connection_age="6",
         grpc_max_connection_age_grace="7",
         grpc_max_input_size="8",
+        grpc_max_connections="9",
         grpc_infer_response_compression_level="medium",
     )
     assert settings.compression is Compression.MEDIUM
@@ -42,6 +43,7 @@ def test_tritons_keep_alive_options_reach_grpcs_core():
         "grpc.so_reuseport": 0,
         "grpc.max_receive_message_length": 8,
         "grpc.max_send_message_length": -1,
+        "grpc.max_allowed_incoming_connections": 9,
         "grpc.keepalive_time_ms": 1,
         "grpc.keepalive_timeout_ms": 2,
         "grpc.keepalive_permit_without_calls": 1,
