@@ -184,6 +184,36 @@ def test_a_planted_bug_is_found(planted: type[OffsetLedger]) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_B14_a_fifth_never_finishes(seed: int) -> None:
     """FAULTS B14: 1,000 offsets in random order, 20 % never: the position never passes an unfinished one."""
+    luck = random.Random(seed)
+    ledger = OffsetLedger()
+    ledger.begin(0)
+    ledger.admit([Place(offset) for offset in range(1000)])
+    order = luck.sample(range(1000), 800)
+    unfinished = set(range(1000))
+    low = 0
+    for offset in order:
+        ledger.finish([offset])
+        unfinished.discard(offset)
+        position = ledger.position()
+        assert low <= position.offset == min(unfinished)
+        low = position.offset
+    after = OffsetLedger()
+    assert after.restore(ledger.position()) == ""
+    rest = [Place(offset) for offset in range(low, 1000)]
+    assert {place.offset for place in after.admit(rest)} == unfinished
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(100, 200),
+    st.integers(1, 8),
+    st.sampled_from([(1,), (1, 2), (1, 1, 1, 30), (1, 500, 70_000), (5, 2, 3)]),
+    st.integers(0, 2**32),
+)
+def test_B20_the_metadata_fits_in_any_order(
+    max_bytes: int, block: int, steps: tuple[int, ...], seed: int
+) -> None:
+    """What `may_admit` let in fits, whatever finishes first, but for a long hole found behind its answer."""
     luck = random.Random(seed)  # its thousands of draws were too many and too slow for Hypothesis
     ledger = OffsetLedger(max_metadata_bytes=max_bytes, block_records=block)
     ledger.begin(0)
