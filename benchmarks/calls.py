@@ -83,7 +83,7 @@ def serving(running: Broker, worker: Worker, folder: Path, gateways: int = 1) ->
             ready = f"http://127.0.0.1:{endpoint.http_port}/v2/models/{worker.model}/ready"
             wait_for(
                 lambda url=ready: peers.answers(url),  # type: ignore[misc]  # bound, not closed over
-                60.0,
+                120.0,
                 "ready gateway",
                 endpoint.process,
                 process,

@@ -169,3 +169,14 @@ def test_a_line_holds_the_agreed_fields():
         "against_value": 4.568,
         "ratio": 0.9,
     }
+
+
+def test_the_steps_of_a_call_are_measured_from_the_gateways_own_functions():
+    """Every step takes some time, and whole calls in memory come back with the table's answer."""
+    import asyncio
+
+    from benchmarks.gateway_steps import in_memory
+
+    found = asyncio.run(in_memory(64, 1))
+    assert set(found) >= {"parse", "check", "record", "answer", "write", "calls"}
+    assert all(us >= 0 for us in found.values())
