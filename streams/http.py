@@ -126,6 +126,8 @@ class HttpServer:
             response.headers["Accept-Encoding"] = ", ".join(ENCODINGS)  # BN-08
         except InferError as error:
             response = error_response(error)
+        except ConnectionError:  # the caller went away while it was written to: nobody reads this
+            response = text_error(400, "the connection is closed")
         except (
             Exception
         ):  # the edge: a bug of ours is a 500 with a V2 body, and a trace in the log

@@ -6,7 +6,7 @@ import json
 
 from fuzz_kit import Reply
 
-STATUSES = {200, 202, 400, 404, 405, 413, 500, 501, 503, 507}
+STATUSES = {200, 202, 400, 404, 405, 413, 500, 501, 503, 504, 507}
 JSON_ERRORS = ("failed to parse the request JSON buffer", "Unable to parse ")
 """How Triton's 500s begin (SEMANTICS PB-32); no other may come."""
 NO_CONTROL = "explicit model load / unload is not allowed"
@@ -18,9 +18,17 @@ HEADERS = {
 }
 
 
-def judge(path: str, reply: Reply, *, bodiless: bool = False) -> None:
-    """Refuse an answer that Triton would not give; ``bodiless`` is one to HEAD."""
+def judge(path: str, reply: Reply, *, bodiless: bool = False, hurried: bool = False) -> None:
+    """Refuse an answer that Triton would not give.
+
+    Args:
+        path: That was asked.
+        reply: What came.
+        bodiless: To HEAD.
+        hurried: The call had a deadline of its own.
+    """
     assert reply.status in STATUSES, reply
+    assert reply.status != 504 or hurried, reply
     named = {name for name, _ in reply.headers if not name.startswith("x-headrace-")}
     assert named <= HEADERS, reply
     if reply.status < 400 or bodiless:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import resource
 import socket
 import threading
@@ -56,11 +57,25 @@ class Reply(NamedTuple):
         return dict(self.headers).get(name, "")
 
 
+class _Logged(logging.Handler):
+    """Keeps errors of ours that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[str] = []
+        logging.getLogger("headrace").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.errors.append(f"{record.getMessage()}: {record.exc_info}")
+
+
 class Target:
     """The running service.
 
     Attributes:
         seen: Statuses that came, and ``closed`` for connections that ended without one.
+        logged: Errors that the service logged: no caller may make it believe that it has a bug.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, service: Service) -> None:
@@ -69,6 +84,7 @@ class Target:
         self.port = int(service.url.rpartition(":")[2])
         self.url = service.url
         self.seen: Counter[str] = Counter()
+        self.logged = _Logged()
         self._rss_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def exchange(self, data: bytes, *, ends: bool = False, to_end: bool = False) -> list[Reply]:
@@ -105,6 +121,7 @@ class Target:
         )
         assert reply.status == 200, reply
         assert json.loads(reply.body)["outputs"][0]["data"] == [1, 2]
+        assert not self.logged.errors
         assert self.service.never_unready
         assert not self.service.running.done()
         waiting = until(lambda: self.service.gateway.open_calls == 0, "no call is open")
@@ -138,6 +155,7 @@ def target(root: Path) -> Iterator[Target]:
     finally:
         started[0]._loop.call_soon_threadsafe(stop.set)
         thread.join(60)
+        logging.getLogger("headrace").removeHandler(started[0].logged)
 
 
 def _is_answered(caller: socket.socket) -> bool:

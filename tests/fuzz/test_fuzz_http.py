@@ -52,7 +52,8 @@ def test_B53_B55_B57_PB24_PB30_PB32_PB38_any_bytes_are_answered(live: Target, fa
         for call in (case, *variants(case, seed)):
             replies = live.exchange(call.data, ends=call.ends, to_end=call.alone)
             for reply in replies:
-                judge(call.path, reply, bodiless=call.data.startswith(b"HEAD "))
+                is_head, is_hurried = call.data.startswith(b"HEAD "), b"Timeout-Ms" in call.data
+                judge(call.path, reply, bodiless=is_head, hurried=is_hurried)
             assert not call.alone or len(replies) <= 1
         if count % CHECK_EVERY == 0:
             live.check()
