@@ -10,6 +10,8 @@ import numpy as np
 
 WAIT_S = 20.0
 POLL_S = 0.05
+SETTLE_S = 0.6
+"""Three times the interval of the workers' status in this suite."""
 
 LENGTH = "Inference-Header-Content-Length"
 
@@ -73,6 +75,18 @@ def simple_json():
         part("INPUT0", "INT32", [1, 16], SIXTEEN.ravel().tolist()),
         part("INPUT1", "INT32", [1, 16], ONES.ravel().tolist()),
     ]
+
+
+def settled(read: Callable[[], object]) -> object:
+    """Return what is read once it stays: what earlier cases asked for may not be counted yet."""
+    found = read()
+    for _ in range(int(WAIT_S / SETTLE_S)):
+        threading.Event().wait(SETTLE_S)
+        again = read()
+        if again == found:
+            return found
+        found = again
+    raise AssertionError(f"still moving after {WAIT_S} s: {found}")
 
 
 def eventually(condition: Callable[[], object], what: str) -> object:

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-OPTIONS = {"headrace": ("--allow-client-shm=true",), "triton": ()}
+OPTIONS = {"headrace": ("--allow-client-shm=true", "--status-interval-ms=200"), "triton": ()}
 """Of the server that most cases ask; the Triton at hand offers shared memory anyway."""
 
 RESTRICTED = (

@@ -7,7 +7,7 @@ import grpc as grpc_core
 import numpy as np
 import pytest
 import tritonclient.grpc
-from compat_kit import ONES, SIXTEEN, add_sub, eventually, given
+from compat_kit import ONES, SIXTEEN, add_sub, eventually, given, settled
 from compat_models import FAULT, TYPES
 from compat_rules import rule
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -314,7 +314,7 @@ def test_a_cancelled_call_is_not_executed(grpc):
         return found.inference_count
 
     tensor = given(tritonclient.grpc, "INPUT0", np.array([[1]], np.float32), "FP32")
-    before, results = executed(), queue.Queue()
+    before, results = settled(executed), queue.Queue()
 
     def done(result, error):
         results.put((result, error))

@@ -6,7 +6,7 @@ import grpc as grpc_core
 import numpy as np
 import pytest
 import tritonclient.grpc
-from compat_kit import add_sub, eventually
+from compat_kit import add_sub, eventually, settled
 from compat_rules import NEWER, rule, since
 from tritonclient.utils import InferenceServerException
 
@@ -17,7 +17,7 @@ def test_statistics_over_grpc(grpc):
         (found,) = grpc.get_inference_statistics("simple").model_stats
         return found.inference_stats.success.count, found.inference_count, found.execution_count
 
-    before = count()
+    before = settled(count)
     grpc.infer("simple", add_sub(tritonclient.grpc))
     wanted = tuple(number + 1 for number in before)
     eventually(lambda: count() == wanted, "one more of each")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import tritonclient.http
-from compat_kit import add_sub, eventually, given, infer, mixed, part, simple_json, wanted
+from compat_kit import add_sub, eventually, given, infer, mixed, part, settled, simple_json, wanted
 from compat_models import TYPES
 from compat_rules import NEWER, rule, since
 
@@ -202,7 +202,7 @@ def test_a_closed_connection_cancels_its_queued_request(target):
         return stats["inference_count"]
 
     body = json.dumps({"inputs": [part("INPUT0", "FP32", [1, 1], [1.0])]})
-    before = executed()
+    before = settled(executed)
     connections = [http.client.HTTPConnection(target.http, timeout=30) for _ in range(3)]
     for connection in connections:
         connection.request("POST", "/v2/models/slow/infer", body)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tritonclient.http
-from compat_kit import SIXTEEN, add_sub, eventually, infer, part
+from compat_kit import SIXTEEN, add_sub, eventually, infer, part, settled
 from compat_models import FAILURE
 from compat_rules import NEWER, rule, since
 
@@ -66,7 +66,7 @@ def test_statistics_of_all_models(http):
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_success_adds(target, http, rows):
     inputs = add_sub(tritonclient.http, *(np.repeat(SIXTEEN, rows, axis=0) for _ in range(2)))
-    before = counts(stats(target))
+    before = settled(lambda: counts(stats(target)))
     http.infer("simple", inputs)
     one = ("success", "queue", "compute_input", "compute_infer", "compute_output", "executions")
     expected = {**dict.fromkeys(one, 1), "rows": rows}
@@ -79,7 +79,9 @@ def test_a_success_adds(target, http, rows):
 def test_each_version_has_its_own(target):
     ones = [1.0] * 16
     inputs = [part(f"INPUT{i}", "FP32", [1, 16], ones) for i in range(2)]
-    before = [stats(target, "versions", version)["inference_count"] for version in "12"]
+    before = settled(
+        lambda: [stats(target, "versions", version)["inference_count"] for version in "12"]
+    )
     infer(target, "versions/versions/1", *inputs)
     eventually(
         lambda: (
@@ -93,7 +95,7 @@ def test_each_version_has_its_own(target):
 @rule("ST-02")
 def test_a_batch_of_several_requests_is_one_execution(target):
     """While one runs, the others of ``echo`` wait and are merged; executions are fewer than successes at the end."""
-    before = counts(stats(target, "echo"))
+    before = settled(lambda: counts(stats(target, "echo")))
     body = part("INPUT0", "FP32", [1, 1], [1.0])
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: infer(target, "echo", body).status, range(160)))
@@ -106,7 +108,7 @@ def test_a_batch_of_several_requests_is_one_execution(target):
 
 @rule("ST-05")
 def test_a_failure_adds_to_fail_only(target):
-    before = counts(stats(target, "echo"))
+    before = settled(lambda: counts(stats(target, "echo")))
     assert infer(target, "echo", part("INPUT0", "FP32", [1, 1], [FAILURE])).status == 500
     eventually(lambda: added(before, target, "echo").get("fail") == 1, "the failure is counted")
     found = added(before, target, "echo")
