@@ -21,7 +21,7 @@ in_module_loop = pytest.mark.asyncio(loop_scope="module")  # the service is star
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SEQUENCES = README[README.index("\n## Sequences") : README.index("\n## What is guaranteed")]
+SEQUENCES = README[README.index("\n## Sequences") : README.index("\n## HTTP and gRPC")]
 BLOCKS = BLOCK.findall(README.replace(SEQUENCES, ""))
 COMMANDS = [
     line.removeprefix("$ ").partition("    #")[0].strip()
@@ -45,9 +45,8 @@ async def service(tmp_path_factory):
 
 
 def with_addresses(text, service):
-    return text.replace("127.0.0.1:8000", service.url.removeprefix("http://")).replace(
-        "127.0.0.1:9092", service.bootstrap
-    )
+    found = text.replace("127.0.0.1:8000", service.url.removeprefix("http://"))
+    return found.replace("127.0.0.1:8001", service.grpc).replace("127.0.0.1:9092", service.bootstrap)
 
 
 def run(command, service):
@@ -77,7 +76,7 @@ def test_the_readme_says_what_the_tests_run():
     assert "make test" in COMMANDS
     assert "headrace serve my_model.onnx" in COMMANDS
     assert len(ASKING) >= 3
-    assert len(PROGRAMS) == 1
+    assert len(PROGRAMS) == 2
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
@@ -113,7 +112,8 @@ async def test_the_section_on_sequences_answers_as_printed(tmp_path):
 
 @in_module_loop
 async def test_curl_answers_with_the_models_values(service):
-    (command,) = [c for c in ASKING if c.startswith("curl") and "/infer" in c]
+    command, later = [c for c in ASKING if c.startswith("curl") and "/infer" in c]
+    assert "respond-async" in later
     response = json.loads(run(command, service))
     assert response["outputs"][0]["shape"] == [1, 4]
     assert response["outputs"][0]["data"] == [3.0, 5.0, 7.0, 9.0]
@@ -126,6 +126,13 @@ async def test_the_plain_program_gets_its_answer_from_the_results_topic(service,
     printed = run(f"{sys.executable} {program}", service)
     assert printed.startswith("b'first' b'OK' {")
     assert "[3.0, 5.0, 7.0, 9.0]" in printed
+
+
+@in_module_loop
+async def test_the_program_with_tritons_own_client_prints_the_models_values(service, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(with_addresses(PROGRAMS[1], service))
+    assert run(f"{sys.executable} {program}", service).strip() == "[[3. 5. 7. 9.]]"
 
 
 @in_module_loop
