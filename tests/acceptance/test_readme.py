@@ -46,7 +46,9 @@ async def service(tmp_path_factory):
 
 def with_addresses(text, service):
     found = text.replace("127.0.0.1:8000", service.url.removeprefix("http://"))
-    return found.replace("127.0.0.1:8001", service.grpc).replace("127.0.0.1:9092", service.bootstrap)
+    return found.replace("127.0.0.1:8001", service.grpc).replace(
+        "127.0.0.1:9092", service.bootstrap
+    )
 
 
 def run(command, service):
