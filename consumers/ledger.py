@@ -46,12 +46,16 @@ BLOCK_RECORDS = 2048
 _CELL_BITS = 2
 """Bits of F that an admitted offset can cost at most, see `_weight`."""
 
+_HOLE_CELLS = 64
+"""Cells that the longest hole can cost: it is met by reading on, behind `OffsetLedger.may_admit`'s answer."""
+
 
 class OffsetLedger:
     """Progress of one partition under one epoch.
 
     Attributes:
         epoch: The epoch under which work is admitted; goes into each `Position`.
+        reach: How far the next offset to read may be beyond the lowest unfinished one while `may_admit` holds.
     """
 
     def __init__(
@@ -73,8 +77,10 @@ class OffsetLedger:
         self.epoch = epoch
         # base64 carries 6 bits per character; up to 7 of the last ones pad to a whole byte.
         self._max_bits = max(0, (max_metadata_bytes - RESERVED_BYTES) * 6 - 8)
-        self._max_cells = min(max_span, self._max_bits // _CELL_BITS)
         self._block_records = block_records
+        # A block may have a marker behind each of its records, and somewhere one long hole.
+        room = self._max_bits // _CELL_BITS - 2 * block_records - _HOLE_CELLS
+        self.reach = min(max_span - block_records, room)
         self._low = self._next = -1
         self._starts: list[
             int
@@ -100,11 +106,6 @@ class OffsetLedger:
     def next_offset(self) -> int:
         """The next offset to read, -1 before anything is known."""
         return self._next
-
-    @property
-    def reach(self) -> int:
-        """How far the next offset to read may be beyond the lowest unfinished one while `may_admit` holds."""
-        return self._max_cells - self._block_records
 
     @property
     def mark(self) -> Mark | None:
@@ -155,8 +156,8 @@ class OffsetLedger:
         """
         if self._low == self._next:
             return True
-        top = max(self._next + self._block_records, self._ends[-1] if self._ends else 0)
-        return top - self._low - self._saved <= self._max_cells
+        known = max(self._next, self._ends[-1] - self._block_records if self._ends else 0)
+        return known - self._low - self._saved <= self.reach
 
     def admit(self, records: Sequence[Record]) -> Sequence[Record]:
         """Take in records as they were read, in offset order, and return those that are to run.

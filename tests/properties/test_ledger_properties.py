@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 from headrace.consumers.ledger import (
     OffsetLedger,
-    _weight,
     decode_metadata,
     encode_metadata,
 )
@@ -213,7 +212,7 @@ def test_B14_a_fifth_never_finishes(seed: int) -> None:
 def test_B20_the_metadata_fits_in_any_order(
     max_bytes: int, block: int, steps: tuple[int, ...], seed: int
 ) -> None:
-    """What `may_admit` let in fits, whatever finishes first, but for a long hole found behind its answer."""
+    """What `may_admit` let in fits, whatever finishes first; one long hole per block is within the reserve."""
     luck = random.Random(seed)  # its thousands of draws were too many and too slow for Hypothesis
     ledger = OffsetLedger(max_metadata_bytes=max_bytes, block_records=block)
     ledger.begin(0)
@@ -224,8 +223,6 @@ def test_B20_the_metadata_fits_in_any_order(
         ledger.admit([Place(offset) for offset in offsets])
         left += offsets
         at += block - 1 + luck.choice(steps)
-    beyond = ledger._next - ledger._low - ledger._saved - ledger._max_cells
-    assert beyond <= _weight(max(steps)), "no more than the last hole"
     luck.shuffle(left)
     while left:
         some = luck.randint(1, 1 + len(left) // 10)
@@ -236,7 +233,7 @@ def test_B20_the_metadata_fits_in_any_order(
         lengths = decode_metadata(position.metadata)
         assert lengths is not None
         whole = ledger._ends[-1] if ledger._ends else position.offset
-        assert beyond > 0 or sum(lengths) + position.offset == whole, "the set was cut"
+        assert sum(lengths) + position.offset == whole, "the set was cut"
 
 
 @settings(deadline=None, max_examples=200)
