@@ -12,10 +12,10 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 TESTS = Path(__file__).parent
-PLACES = {"chaos": 0, "simulation": 1, "golden": 3, "unit": 3}
-"""Folder → how late its files begin; all others in between, at 2."""
-TOGETHER = f"{TESTS.name}/chaos/"
-"""Folder whose files share one cluster of brokers, and so one process."""
+PLACES = {"chaos": 0, "simulation": 1, "compat": 2, "golden": 4, "unit": 4}
+"""Folder → how late its files begin; all others in between, at 3."""
+TOGETHER = tuple(f"{TESTS.name}/{folder}/" for folder in ("chaos", "compat"))
+"""Folders whose files share brokers or servers, and so one process each."""
 
 
 class Schedule(LoadFileScheduling):
@@ -23,9 +23,9 @@ class Schedule(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         scope: str = super()._split_scope(nodeid)
-        return TOGETHER if scope.startswith(TOGETHER) else scope
+        return next((folder for folder in TOGETHER if scope.startswith(folder)), scope)
 
 
 def place(item: pytest.Item) -> int:
     """Return how late the folder of a test begins."""
-    return PLACES.get(item.path.relative_to(TESTS).parts[0], 2)
+    return PLACES.get(item.path.relative_to(TESTS).parts[0], 3)

@@ -1,8 +1,12 @@
-"""Three brokers for the chaos tests, started once."""
+"""Three brokers for the chaos tests, started once, and ended with the last of these tests."""
+
+import contextlib
 
 import brokers
 import pytest
 from chaos.play import three_brokers
+
+_started = contextlib.ExitStack()
 
 
 @pytest.fixture(scope="session")
@@ -12,5 +16,11 @@ def three(tmp_path_factory):
         brokers.jars()
     except brokers.Unavailable as missing:
         brokers.lacking(f"no Apache Kafka: {missing}")
-    with three_brokers(tmp_path_factory.mktemp("chaos")) as found:
-        yield found
+    return _started.enter_context(three_brokers(tmp_path_factory.mktemp("chaos")))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """End the brokers behind the last test: idle ones would slow down all others."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _started.close()

@@ -27,6 +27,16 @@ STRICT_OPTIONS = {
 """Of the one with restricted groups, a small limit and a model that does not load."""
 
 
+_started = contextlib.ExitStack()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """End the servers behind the last case: idle ones would slow down all other tests."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _started.close()
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--compat-page", type=Path, help="Write the compatibility table to this file."
@@ -53,8 +63,7 @@ def servers(tmp_path_factory):
         root = compat_targets.write(name, folder / uuid.uuid4().hex)
         return compat_targets.running(name, root, OPTIONS[name])
 
-    with contextlib.closing(compat_targets.Pool(start)) as pool:
-        yield pool
+    return _started.enter_context(contextlib.closing(compat_targets.Pool(start)))
 
 
 @pytest.fixture(scope="session")
@@ -66,8 +75,7 @@ def strict_servers(tmp_path_factory):
         root = compat_models.write_broken(folder / uuid.uuid4().hex, name)
         return compat_targets.running(name, root, STRICT_OPTIONS[name], "/v2/models/echo/ready")
 
-    with contextlib.closing(compat_targets.Pool(start)) as pool:
-        yield pool
+    return _started.enter_context(contextlib.closing(compat_targets.Pool(start)))
 
 
 @pytest.fixture
