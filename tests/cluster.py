@@ -268,14 +268,17 @@ class Cluster:
         except (OSError, TimeoutError, KafkaError):
             return None
 
-    async def _all_up(self) -> bool:
-        nodes = self.running()
-        for node in nodes:
+    async def known(self) -> list[int]:
+        """Return the running nodes of which every running node tells: none that was too busy for its heartbeats."""
+        nodes = set(self.running())
+        for node in self.running():
             request = MetadataRequest([], allow_auto_topic_creation=False)
             answer = await self.ask_node(node, request)
-            if answer is None or not set(nodes) <= {broker[0] for broker in answer.brokers}:
-                return False
-        return True
+            nodes &= set() if answer is None else {broker[0] for broker in answer.brokers}
+        return sorted(nodes)
+
+    async def _all_up(self) -> bool:
+        return await self.known() == self.running()
 
     async def _until(self, condition: Callable, what: str) -> None:
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
