@@ -21,7 +21,7 @@ from sequence_traffic import Repositories
 from simulated import SETTINGS, TRANSACTION_FAULTS, Fleet
 from virtual_loop import run_virtual
 
-SEEDS = int(os.environ.get("HEADRACE_SEEDS", "100"))
+SEEDS = int(os.environ.get("HEADRACE_SEEDS", "50"))
 CHUNK = 10
 CHUNKS = max(1, SEEDS // CHUNK // 5)
 MODES = pytest.mark.parametrize("mode", list(Mode))
