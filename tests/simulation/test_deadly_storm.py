@@ -21,8 +21,8 @@ from sequence_traffic import Repositories
 from simulated import SETTINGS, TRANSACTION_FAULTS, Fleet
 from virtual_loop import run_virtual
 
-SEEDS = int(os.environ.get("HEADRACE_SEEDS", "50"))
-CHUNK = 10
+SEEDS = int(os.environ.get("HEADRACE_SEEDS", "25"))
+CHUNK = 5
 CHUNKS = max(1, SEEDS // CHUNK // 5)
 MODES = pytest.mark.parametrize("mode", list(Mode))
 

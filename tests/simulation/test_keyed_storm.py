@@ -17,7 +17,7 @@ from rule_kit import first_broken, hold
 from simulated import TRANSACTION_FAULTS
 from virtual_loop import run_virtual
 
-SEEDS = int(os.environ.get("HEADRACE_SEEDS", "40"))
+SEEDS = int(os.environ.get("HEADRACE_SEEDS", "20"))
 CHUNK = 20
 
 

@@ -15,7 +15,7 @@ from sequence_storm import play
 from sequence_traffic import Repositories
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "2000"))
-EXACTLY_ONCE_SEEDS = int(os.environ.get("HEADRACE_SEEDS", "300"))
+EXACTLY_ONCE_SEEDS = int(os.environ.get("HEADRACE_SEEDS", "100"))
 CHUNK = 50
 
 

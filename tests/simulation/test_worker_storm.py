@@ -19,7 +19,7 @@ from headrace.streams.memory_delivery import MemoryDelivery
 from simulated import TRANSACTION_FAULTS, CheckedLog
 from virtual_loop import run_virtual
 
-SEEDS = int(os.environ.get("HEADRACE_SEEDS", "100"))
+SEEDS = int(os.environ.get("HEADRACE_SEEDS", "60"))
 CHUNK = 20
 
 
