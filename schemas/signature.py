@@ -256,10 +256,12 @@ class Signature:
     def wrong_count(self, names: Sequence[str]) -> InvalidRequest:
         """Return the error of a request whose number of inputs is not the model's (SEMANTICS PB-34, PB-35)."""
         total = len(self.inputs)
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            return InvalidRequest(f"input '{twice}' already exists in request")
-        missing = [s.name for s in self.inputs if s.name not in names and not s.optional]
+        known: set[str] = set()
+        for name in names:  # a caller may name a million
+            if name in known:
+                return InvalidRequest(f"input '{name}' already exists in request")
+            known.add(name)
+        missing = [s.name for s in self.inputs if s.name not in known and not s.optional]
         shown = [*names[:MAX_SHOWN_NAMES], *(["…"] if len(names) > MAX_SHOWN_NAMES else [])]
         lists = f"Got input(s) {shown}, but missing required input(s) {missing}."
         if self.has_optional:
