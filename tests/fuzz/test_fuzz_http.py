@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 GIVEN = int(os.environ.get("HEADRACE_FUZZ_CASES", "0"))
-CASES = GIVEN or 700
+CASES = GIVEN or 400
 PER_FAMILY = max(1, CASES // len(FAMILIES) // (1 + VARIANTS))
 CHECK_EVERY = 20
 

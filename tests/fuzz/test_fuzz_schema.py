@@ -37,7 +37,7 @@ CALLS = [
     # Of a GET there is nothing to get wrong that would still be this path.
     if mode is GenerationMode.POSITIVE or operation.method.upper() == "POST"
 ]
-PER_OPERATION = max(3, GIVEN // 10 // len(CALLS))
+PER_OPERATION = max(1, GIVEN // 10 // len(CALLS))
 
 pytestmark = pytest.mark.timeout(120 + PER_OPERATION)
 
