@@ -201,6 +201,7 @@ _KINDS_BY_REASON: dict[Reason | None, type[InferError]] = {
             errors.MalformedRequest,
             errors.UndecodableRecord,
             errors.KeyReused,
+            errors.AccessDenied,
             errors.QueueFull,
             errors.DeadlineExceeded,
             errors.TooLarge,
