@@ -11,10 +11,11 @@ from typing import NamedTuple, TypeAlias
 
 from headrace.schemas.errors import InvalidRequest, MalformedRequest
 from headrace.schemas.infer import InferRequest, InferResponse
+from headrace.schemas.json_text import read_object
 from headrace.schemas.parameters import infer_request
 from headrace.schemas.signature import Signature, TensorSpec
 from headrace.schemas.tensor import Datatype, Tensor
-from headrace.schemas.v2json_data import MAX_DEPTH, json_data, raw_data
+from headrace.schemas.v2json_data import json_data, raw_data
 
 NESTED = "parameters"
 """The one key whose object is walked as the body itself is (GN-01)."""
@@ -45,7 +46,7 @@ def parse_generate(body: bytes, signature: Signature) -> InferRequest:
         MalformedRequest: It is no JSON object, or a value has the wrong JSON type (PB-32).
         InvalidRequest: It is wrong otherwise: a tensor twice, a count that fits no shape, a parameter.
     """
-    document = _parse(body)
+    document = read_object(body, Pairs, Pairs)
     inputs: dict[str, Tensor] = {}
     parameters: dict[str, object] = {}
     id_ = ""
@@ -83,29 +84,6 @@ def write_generate(response: InferResponse) -> bytes:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode(
         "utf-8", "replace"
     )
-
-
-def _parse(body: bytes) -> Pairs:
-    try:
-        text = body.decode()
-        document: Json = json.loads(text, object_pairs_hook=Pairs)
-        if "\\ud" in text or "\\uD" in text:
-            # An escape may make half of a surrogate pair, which is no text: it could not be written anywhere.
-            json.dumps(json.loads(text), ensure_ascii=False).encode()
-    except RecursionError:
-        raise MalformedRequest(
-            "failed to parse the request JSON buffer: JSON nesting depth exceeds maximum allowed "
-            f"limit ({MAX_DEPTH})"
-        ) from None
-    except ValueError as exc:  # JSONDecodeError, Unicode errors, integers with too many digits
-        raise MalformedRequest(
-            f"failed to parse the request JSON buffer: {str(exc)[:200]}"
-        ) from exc
-    if not isinstance(document, Pairs):
-        raise MalformedRequest(
-            f"failed to parse the request JSON buffer: expected an object, got {type(document).__name__}"
-        )
-    return document
 
 
 def _walk(

@@ -6,7 +6,6 @@ answers INTERNAL there, PB-32); a well-formed request that is wrong is `InvalidR
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from headrace.schemas.classification import PARAMETER as CLASSES
 from headrace.schemas.errors import InferError, InvalidRequest, MalformedRequest
 from headrace.schemas.infer import InferRequest, InferResponse, RequestedOutput, with_inputs
+from headrace.schemas.json_text import read_object
 from headrace.schemas.parameters import (
     custom_parameters,
     infer_request,
@@ -36,7 +36,7 @@ from headrace.schemas.tensor import (
     Tensor,
     datatype_of,
 )
-from headrace.schemas.v2json_data import MAX_DEPTH, raw_data
+from headrace.schemas.v2json_data import raw_data
 from headrace.schemas.v2json_raw import raw_request
 from headrace.schemas.v2json_write import (
     MAX_REMEMBERED,
@@ -121,7 +121,7 @@ def parse_response(body: bytes, header_length: int | None) -> InferResponse:
         MalformedRequest: The body is no V2 response.
     """
     head, tail = _split(body, header_length)
-    document = _object(head)
+    document = read_object(head, dict)
     if isinstance(document.get("error"), str):
         raise InferError(document["error"])
     cursor = _Tail(tail)
@@ -261,7 +261,7 @@ def _split(body: bytes, header_length: int | None) -> tuple[bytes, memoryview]:
 
 def _read(head: bytes, signature: Signature | None = None) -> _Head:
     """Read a request's JSON part, of no more inputs than the model has."""
-    document = _object(head)
+    document = read_object(head, dict)
     items = _list(document, "inputs", required=True)
     if signature is not None and len(items) > len(signature.inputs):
         # Refused before a tensor is made of each: a body holds a million empty ones.
@@ -280,31 +280,6 @@ def _read(head: bytes, signature: Signature | None = None) -> _Head:
 
 
 _remembered = lru_cache(maxsize=MAX_REMEMBERED)(_read)
-
-
-def _object(head: bytes) -> dict[str, Any]:
-    """Parse a JSON part."""
-    try:
-        text = head.decode()
-        document = json.loads(text)
-        if "\\ud" in text or "\\uD" in text:
-            # An escape may make half of a surrogate pair, which is no text: it could not be written anywhere.
-            json.dumps(document, ensure_ascii=False).encode()
-    except RecursionError:
-        raise MalformedRequest(
-            "failed to parse the request JSON buffer: JSON nesting depth exceeds maximum allowed "
-            f"limit ({MAX_DEPTH})"
-        ) from None
-    except ValueError as exc:  # JSONDecodeError, Unicode errors, integers with too many digits
-        raise MalformedRequest(
-            f"failed to parse the request JSON buffer: {str(exc)[:200]}"
-        ) from exc
-    if not isinstance(document, dict):
-        raise MalformedRequest(
-            f"failed to parse the request JSON buffer: expected an object, got "
-            f"{type(document).__name__}"
-        )
-    return document
 
 
 def _list(document: Mapping[str, Any], name: str, *, required: bool = False) -> list[Any]:
