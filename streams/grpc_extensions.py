@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from headrace.schemas.errors import InvalidRequest, Unavailable, Unsupported
 from headrace.streams.access import Group
 from headrace.streams.grpc_call import GrpcPart, checked_version
-from headrace.streams.grpc_convert import filled
+from headrace.streams.grpc_convert import filled, made
 from headrace.streams.shared_memory import DISABLED, NO_GPU
 from headrace.streams.statistics import statistics
 from tritonclient.grpc import service_pb2
@@ -26,7 +26,7 @@ async def model_statistics(part: GrpcPart, request: Any) -> Message:
     gateway = part.gateway
     version = checked_version(request.version)
     found = statistics(gateway.fleet, gateway.now_ms(), request.name, version)
-    return _made(filled(service_pb2.ModelStatisticsResponse(), found))
+    return made(filled(service_pb2.ModelStatisticsResponse(), found))
 
 
 async def trace_setting(part: GrpcPart, request: Any) -> Message:
@@ -49,7 +49,7 @@ async def trace_setting(part: GrpcPart, request: Any) -> Message:
     found = service_pb2.TraceSettingResponse()
     for name, shown in traces.shown(model).items():
         found.settings[name].value.extend(shown if isinstance(shown, list) else [shown])
-    return _made(found)
+    return made(found)
 
 
 async def log_settings(part: GrpcPart, request: Any) -> Message:
@@ -72,7 +72,7 @@ async def log_settings(part: GrpcPart, request: Any) -> Message:
     for name, shown in logs.shown().items():
         kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
         setattr(found.settings[name], kinds[type(shown)], shown)
-    return _made(found)
+    return made(found)
 
 
 async def shared_memory_status(part: GrpcPart, request: Any) -> Message:
@@ -84,7 +84,7 @@ async def shared_memory_status(part: GrpcPart, request: Any) -> Message:
     found = service_pb2.SystemSharedMemoryStatusResponse()
     for region in part.extensions.memory.status(request.name):
         filled(found.regions[str(region["name"])], region)
-    return _made(found)
+    return made(found)
 
 
 async def shared_memory_register(part: GrpcPart, request: Any) -> Message:
@@ -95,7 +95,7 @@ async def shared_memory_register(part: GrpcPart, request: Any) -> Message:
     """
     memory = part.extensions.memory
     memory.register(request.name, request.key, request.offset, request.byte_size)
-    return _made(service_pb2.SystemSharedMemoryRegisterResponse())
+    return made(service_pb2.SystemSharedMemoryRegisterResponse())
 
 
 async def shared_memory_unregister(part: GrpcPart, request: Any) -> Message:
@@ -105,7 +105,7 @@ async def shared_memory_unregister(part: GrpcPart, request: Any) -> Message:
         Unsupported: Clients may not.
     """
     part.extensions.memory.unregister(request.name)
-    return _made(service_pb2.SystemSharedMemoryUnregisterResponse())
+    return made(service_pb2.SystemSharedMemoryUnregisterResponse())
 
 
 async def cuda_shared_memory(part: GrpcPart, request: Any) -> Message:
@@ -116,11 +116,6 @@ async def cuda_shared_memory(part: GrpcPart, request: Any) -> Message:
     """
     is_status = request.DESCRIPTOR.name == "CudaSharedMemoryStatusRequest"
     raise Unsupported(NO_GPU if is_status or part.extensions.memory.is_allowed else DISABLED)
-
-
-def _made(message: Any) -> Message:
-    found: Message = message  # the classes are made at run time
-    return found
 
 
 TABLE = (

@@ -15,7 +15,7 @@ from headrace.schemas.model_config import check_load_name
 from headrace.streams import grpc_extensions
 from headrace.streams.access import Group
 from headrace.streams.grpc_call import GrpcPart, Method, checked_version
-from headrace.streams.grpc_convert import filled, set_tensor
+from headrace.streams.grpc_convert import filled, made, set_tensor
 from headrace.streams.http_models import EXITING, NO_CONTROL
 from tritonclient.grpc import service_pb2
 
@@ -80,7 +80,7 @@ async def model_metadata(part: GrpcPart, request: Any) -> Message:
         set_tensor(found.inputs.add(), spec)
     for spec in signature.outputs:
         set_tensor(found.outputs.add(), spec)
-    return _made(found)
+    return made(found)
 
 
 async def model_config(part: GrpcPart, request: Any) -> Message:
@@ -92,7 +92,7 @@ async def model_config(part: GrpcPart, request: Any) -> Message:
     route = part.gateway.route(request.name, checked_version(request.version))
     found = service_pb2.ModelConfigResponse()
     filled(found.config, route.config_json)
-    return _made(found)
+    return made(found)
 
 
 async def index(part: GrpcPart, request: Any) -> Message:
@@ -135,12 +135,7 @@ def _refuse_repository(request: Any) -> None:
 
 
 def _message(kind: str, /, **fields: object) -> Message:
-    return _made(getattr(service_pb2, kind)(**fields))
-
-
-def _made(message: Any) -> Message:
-    found: Message = message  # the classes are made at run time
-    return found
+    return made(getattr(service_pb2, kind)(**fields))
 
 
 _TABLE = (
