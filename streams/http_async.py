@@ -72,8 +72,9 @@ def wait_s(preferred: Mapping[str, str]) -> int:
 
 async def _accept(call: HttpCall, wait: int) -> web.StreamResponse:
     gateway, target, headers = call.gateway, call.target, call.request.headers
+    route = gateway.route(target.model, target.version)
     deadline_ms = call.deadline_ms()
-    asked = await http_infer.read_request(call)
+    asked = await http_infer.read_request(call, route.signature)
     for output in asked.outputs:
         # Whoever fetches the answer need not see the same memory, nor the gateway that was asked.
         refuse_shared_memory(output.name, output.parameters)

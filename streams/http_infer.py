@@ -11,12 +11,14 @@ from headrace.schemas.errors import InferError, InvalidRequest, Reason
 from headrace.schemas.infer import InferRequest, InferResponse
 from headrace.schemas.record import HEADER_LENGTH
 from headrace.schemas.shared_span import REGION
+from headrace.schemas.signature import Signature
 from headrace.schemas.v2json import Binary, parse_request, wants_binary, write_response
 from headrace.streams.http_body import compressed_response
 from headrace.streams.http_call import HttpCall
 from headrace.streams.http_errors import JSON_TYPE, error_response
 from headrace.streams.http_whole import WholeResponse
 from headrace.streams.idempotency import KEY_HEADER, REPLAYED_HEADER, KeyedCall, read_key
+from headrace.streams.model_view import Route
 from headrace.streams.shared_memory import NO_TARGETS, SharedTargets
 from headrace.streams.trace_settings import Trace
 
@@ -41,13 +43,13 @@ async def infer(call: HttpCall) -> web.StreamResponse:
         InferError: Of whatever kind; the caller makes an answer of it.
     """
     # Before the body is parsed (SEMANTICS PB-33); what is no model is not traced.
-    call.gateway.route(call.target.model, call.target.version)
+    route = call.gateway.route(call.target.model, call.target.version)
     trace = call.extensions.traces.start(call.target.model)
     if trace is None:
-        return await answer_keyed(call, _infer)
+        return await answer_keyed(call, partial(_infer, route=route))
     trace.mark("HTTP_RECV_START")
     try:
-        response = await answer_keyed(call, partial(_infer, trace=trace))
+        response = await answer_keyed(call, partial(_infer, route=route, trace=trace))
         trace.mark("HTTP_SEND_START")
         await response.prepare(call.request)
         await response.write_eof()
@@ -80,11 +82,11 @@ async def answer_keyed(
 
 
 async def _infer(
-    call: HttpCall, keyed: KeyedCall | None, trace: Trace | None = None
+    call: HttpCall, keyed: KeyedCall | None, *, route: Route, trace: Trace | None = None
 ) -> web.StreamResponse:
     gateway, target = call.gateway, call.target
     deadline_ms = call.deadline_ms()
-    asked = await read_request(call)
+    asked = await read_request(call, route.signature)
     if trace is not None:
         trace.request_id = asked.id
         trace.mark("HTTP_RECV_END")
@@ -101,15 +103,17 @@ async def _infer(
         return await write_answer(call.request, response, wants_binary(asked), shared)
 
 
-async def read_request(call: HttpCall) -> InferRequest:
+async def read_request(call: HttpCall, signature: Signature) -> InferRequest:
     """Read the body of an infer call, and what it says is in shared memory.
+
+    Args:
+        call: Whose body it is.
+        signature: Of its model, which the raw form needs (BN-07).
 
     Raises:
         InferError: Of whatever kind.
     """
-    target, memory = call.target, call.extensions.memory
-    # The raw form needs the signature (BN-07).
-    signature = call.gateway.route(target.model, target.version).signature
+    memory = call.extensions.memory
     header_length = _header_length(call.request.headers.get(LENGTH_HEADER))
     body = await call.body()
     json_length = len(body) if header_length is None else header_length
