@@ -123,7 +123,12 @@ class KafkaLog:
         if self._why_no_transactions:
             self.features = APACHE_KAFKA - {Feature.TRANSACTIONS}
         await self._admin.start()
-        if await self._admin.cluster() == EMBEDDED_CLUSTER:
+        try:
+            is_embedded = await self._admin.cluster() == EMBEDDED_CLUSTER
+        except BaseException:
+            await self._admin.close()
+            raise
+        if is_embedded:
             self.features = EMBEDDED
             self._why_no_transactions = NO_TRANSACTIONS
         return self

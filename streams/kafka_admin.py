@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.protocol.admin import CreateTopicsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
-from headrace.streams.kafka_client import bounded, never_create, translated
+from headrace.streams.kafka_client import bounded, tame, translated
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.kafka_rights import Operation, create_rights, topics_rights
 from headrace.streams.log import TopicSpec
@@ -37,7 +37,7 @@ class KafkaAdmin:
     async def start(self) -> None:
         """Connect."""
         admin = AIOKafkaAdminClient(**self._settings.client)
-        never_create(admin._client)  # noqa: SLF001  # it has no option for it
+        tame(admin._client)  # noqa: SLF001  # it has no option for it
         try:
             await bounded(admin.start(), self._settings.request_timeout_s, "connecting to Kafka")
         except BaseException:

@@ -26,6 +26,7 @@ from headrace.streams.kafka_rights import ABOUT, NOBODY, Needs, named_by
 T = TypeVar("T")
 
 METADATA_S = 2.0  # how long a topic that was just created may take to be known
+LET_GO_S = 1.0  # how long a cancelled start may take to end by itself
 
 EMBEDDED_CLUSTER = (
     "headrace-embedded"  # the embedded broker's cluster id, by which a client knows it
@@ -136,13 +137,27 @@ def _tells_no_secret(record: logging.LogRecord) -> bool:
     return "SaslAuthenticateRequest" not in record.getMessage()
 
 
-def never_create(client: AIOKafkaClient) -> None:
-    """Keep a client's metadata requests from creating topics.
+def tame(client: AIOKafkaClient) -> None:
+    """Take two habits from a client that is not connected yet.
 
-    aiokafka always allows it, so asking for a deleted topic would bring it back with the broker's default
-    partitions and settings (FAULTS B104).
+    Its metadata requests create topics: aiokafka always allows it, so asking for a deleted topic would bring it back
+    with the broker's default partitions and settings (FAULTS B104). And where its start is cancelled while it waits
+    for the first metadata, nobody has the connection any more to close it.
     """
     client._metadata_update = MethodType(_update_metadata, client)  # noqa: SLF001  # no option for it
+    client.bootstrap = MethodType(_bootstrap, client)
+
+
+async def _bootstrap(client: AIOKafkaClient) -> None:
+    """Do what `AIOKafkaClient.bootstrap` does; where that is cancelled, let it end first unless it takes too long."""
+    starting = asyncio.create_task(AIOKafkaClient.bootstrap(client))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait({starting}, timeout=LET_GO_S)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
 
 
 async def _update_metadata(

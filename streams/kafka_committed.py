@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 from aiokafka import AIOKafkaConsumer
 from headrace.schemas.record import TP
-from headrace.streams.kafka_client import bounded, hush, never_create, stop_consumer
+from headrace.streams.kafka_client import bounded, hush, stop_consumer, tame
 from headrace.streams.kafka_group import fetch_committed
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.kafka_rights import Operation, Resource, Right, topics_rights
@@ -26,7 +26,7 @@ async def committed_positions(
     hush()
     # Without topics it never joins.
     consumer = AIOKafkaConsumer(**settings.client, group_id=group, enable_auto_commit=False)
-    never_create(consumer._client)  # noqa: SLF001  # it has no option for it
+    tame(consumer._client)  # noqa: SLF001  # it has no option for it
     doing = f"fetching committed offsets of group {group}"
     needs = settings.needs(
         Right(Operation.DESCRIBE, Resource.GROUP, group),

@@ -16,7 +16,7 @@ from aiokafka.errors import IllegalOperation, KafkaError
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import Out
 from headrace.streams.kafka_batches import by_target, check_size, pack
-from headrace.streams.kafka_client import bounded, known_target, never_create, refusing, translated
+from headrace.streams.kafka_client import bounded, known_target, refusing, tame, translated
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.kafka_rights import Operation, Resource, Right
 
@@ -57,7 +57,7 @@ class KafkaProducer:
                 return
             arguments = {**self._settings.client, **self._settings.producer, **self._more}
             producer = AIOKafkaProducer(**arguments, acks="all")
-            never_create(producer.client)
+            tame(producer.client)
             try:
                 await bounded(
                     producer.start(),

@@ -13,7 +13,7 @@ from aiokafka.protocol.api import Response
 from aiokafka.protocol.fetch import FetchRequest
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Record
-from headrace.streams.kafka_client import bounded, never_create, stop_consumer, translated
+from headrace.streams.kafka_client import bounded, stop_consumer, tame, translated
 from headrace.streams.kafka_fetcher import UNKNOWN, position
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
@@ -73,7 +73,7 @@ class KafkaReader:
             auto_offset_reset="earliest",
             isolation_level="read_committed" if self._committed else "read_uncommitted",
         )
-        never_create(self._consumer._client)  # noqa: SLF001  # it has no option for it
+        tame(self._consumer._client)  # noqa: SLF001  # it has no option for it
         tps = [TopicPartition(*tp) for tp in self._spans]
         self._consumer.assign(tps)
         try:

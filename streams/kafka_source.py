@@ -26,9 +26,9 @@ from headrace.schemas.record import TP
 from headrace.streams.committer import Adopted
 from headrace.streams.kafka_client import (
     bounded,
-    never_create,
     own_sticky_assignor,
     stop_consumer,
+    tame,
     translated,
 )
 from headrace.streams.kafka_fetcher import UNKNOWN, fetch, fetch_again, position, put_back, wake
@@ -131,7 +131,7 @@ class KafkaSource:
             rebalance_timeout_ms=rebalance_ms,
             partition_assignment_strategy=(own_sticky_assignor(),),
         )
-        never_create(self._consumer._client)  # noqa: SLF001  # it has no option for it
+        tame(self._consumer._client)  # noqa: SLF001  # it has no option for it
         self._consumer.subscribe(sorted(self._topics), listener=Listener(self.revoke, self.assign))
         try:
             # Others may take their whole grace before the group is complete.

@@ -24,7 +24,7 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.api import Request, Response
 from headrace.schemas.record import TP
-from headrace.streams.kafka_client import bounded, known_target, never_create
+from headrace.streams.kafka_client import bounded, known_target, tame
 from headrace.streams.kafka_properties import KafkaSettings, connection_arguments
 from headrace.streams.kafka_transaction_dialects import Dialect, First, Second
 from headrace.streams.kafka_transaction_requests import (
@@ -70,7 +70,7 @@ class TransactionWire:
             if self._client is not None:
                 return
             client = AIOKafkaClient(**self.settings.client)
-            never_create(client)
+            tame(client)
             try:
                 await bounded(
                     self._greet(client),

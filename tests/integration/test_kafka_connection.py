@@ -1,6 +1,7 @@
 """Reaching a Kafka that is away, encrypted, guarded or restarting: one sentence each, within a bound."""
 
 import asyncio
+import gc
 import shutil
 import socket
 import subprocess
@@ -8,10 +9,13 @@ import time
 
 import brokers
 import pytest
+from aiokafka.conn import AIOKafkaConnection
+from fault_kit import until
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import EARLIEST, Mode, Outcome, Position, Span, TopicSpec
+from tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.kafka
 PATIENCE_S = 60
@@ -257,3 +261,32 @@ async def test_a_broker_that_restarts_is_found_again(tmp_path, kafka_properties,
                 assert (await source.committed({owner}))[owner].offset == end
     finally:
         node.stop()
+
+
+@pytest.mark.parametrize("seen", [1, 2], ids=["before-metadata", "at-metadata"])
+async def test_a_start_that_is_cancelled_leaves_no_connection(kafka_properties, seen):
+    """aiokafka's first connection belongs to nobody while it waits for metadata: a rebalance may cancel it there."""
+    host, _, port = kafka_properties["bootstrap.servers"].partition(":")
+    async with TcpProxy(brokers.free_port(), int(port)) as proxy:
+        proxy.delay_s = 0.1
+        properties = {**kafka_properties, "bootstrap.servers": f"{host}:{proxy.port}"}
+
+        async def enter() -> None:
+            async with KafkaLog(properties):
+                pytest.fail("it was to be cancelled before")
+
+        entering = asyncio.create_task(enter())
+        # The first connection only greets, and is closed.
+        await until(lambda: proxy.accepted == 2, "the second connection", PATIENCE_S)
+        # An answer takes 0.2 s; that to the second one's second request is the metadata.
+        await asyncio.sleep(0.2 * seen - 0.1)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        assert not [
+            conn
+            for conn in gc.get_objects()
+            if isinstance(conn, AIOKafkaConnection)
+            and conn.connected()
+            and conn.port == proxy.port
+        ]
