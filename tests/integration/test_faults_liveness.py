@@ -149,12 +149,14 @@ CONTROL = """
 import sys, threading, time
 worst, stop = 0.0, threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-while not stop.is_set():
-    due = time.monotonic() + 0.05
-    stop.wait(0.05)
-    worst = max(worst, time.monotonic() - due)
-print(worst)
+while not stop.wait(0.5):
+    began_s, used_s = time.monotonic(), time.process_time()
+    while time.process_time() < used_s + 0.1:
+        pass
+    worst = max(worst, time.monotonic() - began_s - 0.1)
+print(4 * worst)
 """
+"""Prints how late work is that takes 0.4 s of a processor, as reading large JSON does, which holds every thread."""
 
 
 def busy_model(steps: int = 40) -> onnx.ModelProto:
@@ -196,7 +198,7 @@ class Beat:
 
 @asynccontextmanager
 async def control() -> AsyncIterator[list[float]]:
-    """Measure in a process of its own how late this machine runs timers just now."""
+    """Measure in a process of its own how late this machine is with what it computes just now."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -291,7 +293,7 @@ class InlinePool(Pool):
 
 async def test_B2_the_check_finds_a_model_that_runs_in_the_loop(tmp_path):
     """The planted bug blocks the loop for each execution."""
-    repository = write_model(tmp_path / "models", dims=-1, execute_delay_ms=1500)
+    repository = write_model(tmp_path / "models", dims=-1, execute_delay_ms=4000)
     async with Stage(OneMemoryLog(MemoryLog()), "b2") as stage:
         beat = await busy_scene(stage, repository, 3.0, pool=InlinePool)
         with pytest.raises(AssertionError, match="the loop was"):

@@ -66,12 +66,12 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 async def served(
     properties: Mapping[str, str], prefix: str, repository: object, mode: Mode
 ) -> AsyncIterator[tuple[Stage, Running]]:
-    """Run a stage and a worker in a mode."""
-    async with (
-        Stage(KafkaLogs(properties), prefix, mode=mode) as stage,
-        stage.worker(repository, stall_timeout_s=STALL_S) as running,
-    ):
-        yield stage, running
+    """Run a stage and a worker in a mode; the stage itself waits longer for a broker that is coming up."""
+    patient = KafkaLogs({**properties, "request.timeout.ms": "30000"})
+    async with Stage(patient, prefix, mode=mode) as stage:
+        stage.logs = KafkaLogs(properties)
+        async with stage.worker(repository, stall_timeout_s=STALL_S) as running:
+            yield stage, running
 
 
 async def test_B7_a_broker_that_was_away_is_read_again_and_readiness_says_so(
