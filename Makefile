@@ -6,8 +6,9 @@ SHELL := /bin/bash
 BIN := .venv/bin
 STAMP := .venv/.installed
 PACKAGES := schemas backends repository streams consumers deploy
-# Test processes side by side; each that meets a Kafka test starts one broker of its own.
-JOBS ?= 2
+# Test processes side by side; each that meets a Kafka test starts one broker of its own. Mostly they wait for brokers,
+# sessions and kills: on two cores a third one halves the time.
+JOBS ?= 3
 # What `make chaos` plays: one of its faults, how often, in which delivery mode; nothing plays all.
 FAULT ?=
 TIMES ?=
