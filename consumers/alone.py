@@ -2,8 +2,9 @@
 
 Who brings a process down takes with it whatever runs there. So while a suspect is announced and until it has ended, no
 instance of any model runs anything else: its death is its own, or has a reason outside. Others are held back from when
-an instance could begin with it: those that execute end, it is announced, it runs. An execution that hangs must not stop
-all models for ever: others are waited for, and wait, for a bound at most.
+an instance could begin with it: those that execute end, it is announced, it runs. So they are while it is read, where
+that may be what ends the process; and no other records are read meanwhile, either. An execution that hangs must not
+stop all models for ever: others are waited for, and wait, for a bound at most.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ class Alone:
     """The turn of one process's suspects.
 
     Attributes:
-        is_closed: Nothing but the suspect may begin now.
         has_begun: The suspect has got to an instance.
     """
 
@@ -43,9 +43,11 @@ class Alone:
         Args:
             bound_s: How long others that execute are waited for, and how long others then wait, seconds.
         """
-        self.is_closed = False
         self.has_begun = False
+        self._opened = asyncio.Event()
+        self._opened.set()
         self._bound_s = bound_s
+        self._reads = 0
         self._suspect: tuple[TP, int, int] | None = None
         self._announce: Callable[[], Awaitable[None]] | None = None
         self._announcing: asyncio.Task[None] | None = None
@@ -58,6 +60,23 @@ class Alone:
     def __repr__(self) -> str:
         """Show who is suspected."""
         return f"Alone({self._suspect}, {'closed' if self.is_closed else 'open'})"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing but the suspect may begin now."""
+        return not self._opened.is_set()
+
+    @asynccontextmanager
+    async def others(self) -> AsyncIterator[None]:
+        """Let the block read records that are no suspects, once that may begin."""
+        await self._opened.wait()
+        self._reads += 1
+        try:
+            yield
+        finally:
+            self._reads -= 1
+            if self.is_closed:
+                self.look()
 
     def join(self, scheduler: Executing) -> None:
         """Hold a scheduler's batches back while a suspect runs."""
@@ -84,6 +103,26 @@ class Alone:
                 # If it still executes, its partition is not ours any more: others wait for its end all the same.
                 self._suspect = None
 
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Let nothing begin while the block reads the suspect, entered once nothing executes and it is announced."""
+        entered = asyncio.Event()
+        enter = self._run = entered.set
+        self._running = None  # one whose partition has gone may still execute: its end opens nothing
+        self._opened.clear()
+        self._arm(self._go)
+        self.look()
+        try:
+            await entered.wait()
+            yield
+        finally:
+            if self._run is enter:
+                self._run = None
+            elif self._announcing is not None and not entered.is_set():
+                self._announcing.cancel()
+            if self._running is None:  # else it took so long that others began, and it among them
+                self._open()
+
     def row(self, batch: Batch) -> int | None:
         """Return the suspect's row of a batch that is about to run, None without it."""
         if self._suspect is None:
@@ -95,14 +134,17 @@ class Alone:
 
     def close(self, suspect: Batch, run: Callable[[], None]) -> None:
         """Let nothing more begin, and run the suspect once nothing executes."""
-        self.has_begun = self.is_closed = True
+        self.has_begun = True
+        self._opened.clear()
         self._running, self._run = suspect, run
         self._arm(self._go)
         self.look()
 
     def look(self) -> None:
         """Take note that something has ended; called while it is closed."""
-        if self._run is not None and not any(scheduler.busy for scheduler in self._schedulers):
+        if self._run is None or self._reads:
+            return
+        if not any(scheduler.busy for scheduler in self._schedulers):
             self._go()
 
     def ended(self, batch: Batch) -> None:
@@ -112,7 +154,8 @@ class Alone:
 
     def _open(self) -> None:
         """Let others begin: the suspect has ended, or takes too long."""
-        self.is_closed, self._running = False, None
+        self._running = None
+        self._opened.set()
         self._disarm()
         for scheduler in self._schedulers:
             scheduler.dispatch_soon()

@@ -12,9 +12,12 @@ Rules of this module:
    costs far more than running alone.
 4. Only one record is ever announced. A death counts for it alone, and for nobody who waited.
 5. What a process finds of its own is no crash: it lives.
+6. Reading a record's value may end a process, too. Where owners go on to end although records are announced before
+   they run, each is announced before it is read, and taken back when it was: one that ends its process then is not
+   read any more.
 
 In the metadata it is the pair ``c``: crashes and owner, then, where offsets are suspected, ``end``, the announced
-record and its deaths, with commas between.
+record and its deaths, with commas between; an ``r`` behind them says that the last one came while it was read.
 """
 
 from __future__ import annotations
@@ -36,13 +39,15 @@ MAX_DEATHS = 9999
 MAX_DIGITS = 19
 """Of an offset."""
 
-MAX_PAIR_BYTES = 55
-"""Most that a pair takes: ``c=999,0123``, two offsets and 9999, with commas between."""
+MAX_PAIR_BYTES = 56
+"""Most that a pair takes: ``c=999,0123``, two offsets and 9999r, with commas between."""
 
 OWNER_BYTES = 2
 """Random bytes by which a process knows what it has written itself."""
 
 NOBODY = -1
+
+READING = "r"
 
 
 class Attempts(NamedTuple):
@@ -53,7 +58,8 @@ class Attempts(NamedTuple):
         owner: Who wrote this, `OWNER_BYTES` in hexadecimal digits.
         end: Offsets below it, and not finished, are suspected; 0: none is.
         suspect: The record that was announced last, `NOBODY` where none was.
-        deaths: How often its process ended while it ran.
+        deaths: How often its process ended while it was read or ran.
+        reading: The last time, while it was read.
     """
 
     crashes: int = 0
@@ -61,6 +67,7 @@ class Attempts(NamedTuple):
     end: int = 0
     suspect: int = NOBODY
     deaths: int = 0
+    reading: bool = False
 
     def pair(self) -> str:
         """Return it as a pair of the metadata; ``""`` where there is nothing to say."""
@@ -70,7 +77,7 @@ class Attempts(NamedTuple):
         if self.end:
             fields += [self.end]
             if self.suspect != NOBODY:
-                fields += [self.suspect, self.deaths]
+                fields += [self.suspect, f"{self.deaths}{READING * self.reading}"]
         return "c=" + ",".join(map(str, fields))
 
 
@@ -89,6 +96,9 @@ def read_attempts(metadata: str) -> Attempts:
 def _read(text: str) -> Attempts:
     crashes, *rest = text.split(",")
     owner, numbers = rest[0] if rest else "", rest[1:]
+    is_reading = len(numbers) == 3 and numbers[2].endswith(READING)
+    if is_reading:
+        numbers[2] = numbers[2].removesuffix(READING)
     digits = [crashes, *numbers]
     if not rest or len(numbers) not in (0, 1, 3) or not all(map(_is_number, digits)):
         return NONE
@@ -98,7 +108,8 @@ def _read(text: str) -> Attempts:
     end = int(numbers[0]) if numbers else 0
     if len(numbers) < 3:
         return Attempts(count, owner, end)
-    return Attempts(count, owner, end, int(numbers[1]), min(int(numbers[2]), MAX_DEATHS))
+    deaths = min(int(numbers[2]), MAX_DEATHS)
+    return Attempts(count, owner, end, int(numbers[1]), deaths, is_reading)
 
 
 def _is_number(text: str) -> bool:
@@ -112,7 +123,7 @@ class Mark:
         known: How it stands while this owner lives.
     """
 
-    __slots__ = ("_announced", "_at", "_is_withdrawn", "_owner", "known")
+    __slots__ = ("_announced", "_at", "_is_reading", "_is_withdrawn", "_owner", "known")
 
     def __init__(self, known: Attempts, at: int, owner: str) -> None:
         """Start a takeover.
@@ -126,7 +137,13 @@ class Mark:
         self._at = at
         self._owner = owner
         self._announced = NOBODY
+        self._is_reading = False
         self._is_withdrawn = False
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether records are announced before they are read, too: announced before they run, owners still ended."""
+        return self.known.crashes > SUSPECTED_FROM
 
     def is_in_force(self, low: int) -> bool:
         """Whether something is to be said while this is the lowest unfinished offset."""
@@ -139,25 +156,30 @@ class Mark:
             return NONE
         if self._is_withdrawn:
             return known
-        deaths = known.deaths
-        if self._announced == known.suspect != NOBODY:
-            deaths = min(deaths + 1, MAX_DEATHS)
         crashes = min(known.crashes + 1, MAX_CRASHES)
-        return known._replace(crashes=crashes, owner=self._owner, deaths=deaths)
+        said = known._replace(crashes=crashes, owner=self._owner)
+        if self._announced == known.suspect != NOBODY:
+            deaths = min(known.deaths + 1, MAX_DEATHS)
+            return said._replace(deaths=deaths, reading=self._is_reading)
+        return said
 
     def is_suspected(self, offset: int) -> bool:
         """Whether an offset that is not finished may run alone only."""
         return offset < self.known.end
 
     def deaths(self, offset: int) -> int:
-        """Return how often a record ended its process while it ran alone."""
+        """Return how often a record ended its process while it was read or ran alone."""
         return self.known.deaths if self.known.suspect == offset else 0
 
-    def announce(self, offset: int) -> None:
-        """Say from now on that this record runs."""
+    def announce(self, offset: int, *, reading: bool = False) -> None:
+        """Say from now on that this record runs, or is read."""
         if self.known.suspect != offset:
-            self.known = self.known._replace(suspect=offset, deaths=0)
-        self._announced = offset
+            self.known = self.known._replace(suspect=offset, deaths=0, reading=False)
+        self._announced, self._is_reading = offset, reading
+
+    def recall(self) -> None:
+        """Say no more that a record is read: others run while it waits for an instance."""
+        self._announced = NOBODY
 
     def lift(self) -> None:
         """Suspect nothing any more, and say nothing."""
@@ -197,7 +219,7 @@ class Marks:
         if low >= end:
             return None
         if known.end <= low:
-            known = known._replace(end=0, suspect=NOBODY, deaths=0)
+            known = known._replace(end=0, suspect=NOBODY, deaths=0, reading=False)
         if known.crashes >= SUSPECTED_FROM and not known.end:
             known = known._replace(end=min(end, low + self._span))
         mark = self._marks[tp] = Mark(known, low, self._owner)

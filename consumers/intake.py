@@ -11,27 +11,20 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Protocol
 
 from headrace.consumers.batcher import Refusal
 from headrace.consumers.claimed_requests import ClaimDecoder, ClaimedRequests
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
+from headrace.consumers.reading import Decoder, Reading
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.suspects import Suspects
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import Cancelled, InferError, Reason
-from headrace.schemas.record import TP, Record
+from headrace.schemas.record import TP
 from headrace.schemas.requests import Decoded
 from headrace.streams.log import Block, Source
-
-
-class Decoder(Protocol):
-    """Turns records into entries: `headrace.schemas.requests.RequestDecoder`, or a mapping of own topics."""
-
-    def decode(self, tp: TP, epoch: int, records: Sequence[Record]) -> Decoded:
-        """Decode one partition's records; never raises for what they hold."""
 
 
 class Admission(Protocol):
@@ -117,6 +110,7 @@ class Intake:
         self._counts_settling = counts_settling
         self._claimed: ClaimedRequests | None = None
         self._suspects = suspects
+        self._reading = Reading(decoder, placement, settings.max_inline_bytes, suspects)
         self._lines: list[ClaimedRequests | Suspects] = [] if suspects is None else [suspects]
         self._room = asyncio.Event()
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
@@ -280,7 +274,7 @@ class Intake:
         size = sum([len(r.value) for r in records if r.value is not None])
         part.in_flight += len(records)
         part.in_flight_bytes += size
-        decoded = await self._decoded(part, records, size)
+        decoded = await self._reading.read(part, records, size)
         if self.stopped or not self._is_ours(part):
             # Revoked, taken over anew or draining since: whoever owns it next reads these records.
             part.in_flight -= len(records)
@@ -335,19 +329,6 @@ class Intake:
         if decoded.keyed:
             self._admission.screen_steps(part, decoded.keyed)
         self._admission.route(part, entries)
-
-    async def _decoded(self, part: Partition, records: Sequence[Record], size: int) -> Decoded:
-        """Decode, a large block in a thread; all reply topics are known then."""
-        if size > self._settings.max_inline_bytes:
-            # Heartbeats share the loop with us (FAULTS B2).
-            decoded = await asyncio.to_thread(self._decoder.decode, part.tp, part.epoch, records)
-        else:
-            decoded = self._decoder.decode(part.tp, part.epoch, records)
-        failed = [failure.entry for failure in decoded.failures]
-        unknown = self._placement.unknown(chain(failed, *decoded.by_version.values()))
-        if unknown:
-            await self._placement.learn(unknown)
-        return decoded
 
     def _is_ours(self, part: Partition) -> bool:
         return part.active and self._partitions.get(part.tp) is part

@@ -6,6 +6,9 @@ order: it is admitted, announced in the commit metadata once an instance could b
 else of the process executes (`headrace.consumers.alone`). One that was announced and ended its process
 `WorkerSettings.max_crashes` times is not run any more: it is answered, and kept as a dead letter. Behind the last
 suspect the line goes on as any block does.
+
+Where that does not help, it may be the reading that ends the process: then each is announced before it is read, too,
+while nothing executes, and taken back behind that. One that ended its process so is neither read nor run any more.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -24,7 +28,7 @@ from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.settle import Settler
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import LogError, WorkerCrashed
-from headrace.schemas.record import TP, Record
+from headrace.schemas.record import TP, Headers, Record
 from headrace.schemas.requests import Decoded, Failure
 from headrace.streams.log import Block, Feature, Log
 
@@ -58,6 +62,32 @@ def attempting_on(
     if Feature.COMMIT_METADATA not in log.features:
         return None
     return Attempting(Marks(span=settings.max_partition_span), alone, quarantined)
+
+
+class Unread(NamedTuple):
+    """A record without its value; see `headrace.schemas.record.Record`."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    headers: Headers
+    value: None = None
+
+
+class Trying(NamedTuple):
+    """The record of a line that is decoded now.
+
+    Attributes:
+        record: As it was read from the log.
+        deaths: How often it ended its process.
+        unread: The last time while its value was read, and it may not do so again.
+    """
+
+    record: Record
+    deaths: int
+    unread: bool
 
 
 class Suspects:
@@ -94,7 +124,8 @@ class Suspects:
         self._line_ended: Callable[[], None] = lambda: None
         self._lines: dict[Partition, deque[Record]] = {}
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
-        self._deaths: dict[Partition, int] = {}  # of the record that is decoded now
+        self._trying: dict[Partition, Trying] = {}
+        self._reading: set[Partition] = set()
         self._stopped = False
         self._changed = asyncio.Event()
 
@@ -127,18 +158,31 @@ class Suspects:
         line.extend(block.records)
         return True
 
+    def reading(self, part: Partition) -> AbstractAsyncContextManager[None]:
+        """Return what lets records be read: a suspect at once, others while none is announced."""
+        return nullcontext() if part in self._trying else self._attempting.alone.others()
+
+    def shown(self, part: Partition, records: Sequence[Record]) -> Sequence[Record]:
+        """Return what may be decoded of records: of one whose value ended its process, all but the value."""
+        trying = self._trying.get(part)
+        if trying is None or not trying.unread:
+            return records
+        return [
+            Unread(r.topic, r.partition, r.offset, r.timestamp, r.key, r.headers) for r in records
+        ]
+
     def judge(self, part: Partition, decoded: Decoded) -> Decoded:
         """Say of a record that ended its process before which try this is, or that it is not run any more."""
-        deaths = self._deaths.get(part, 0)
-        if not deaths:
+        trying = self._trying.get(part)
+        if trying is None or not trying.deaths:
             return decoded
         entries = [entry for some in decoded.by_version.values() for entry in some]
         entries += [failure.entry for failure in decoded.failures]
-        if deaths < self._settings.max_crashes:
+        if trying.deaths < self._settings.max_crashes:
             for entry in entries:
-                entry.set_attempt(entry.attempt + deaths)
+                entry.set_attempt(entry.attempt + trying.deaths)
             return decoded
-        given_up = [self._quarantine(entry, deaths) for entry in entries]
+        given_up = [self._quarantine(entry, trying) for entry in entries]
         return Decoded({}, given_up, decoded.keyed)
 
     def room_made(self) -> None:
@@ -193,20 +237,37 @@ class Suspects:
         if not self._goes_on(part):
             return
         record = line.popleft()
-        self._deaths[part] = mark.deaths(record.offset)
+        deaths = mark.deaths(record.offset)
+        is_unread = mark.known.reading and deaths >= self._settings.max_crashes
+        self._trying[part] = Trying(record, deaths, is_unread)
         try:
-            await self._pass_on(part, [record])
+            if mark.reads_alone and not is_unread:
+                await self._read(part, mark, record)
+            else:
+                await self._pass_on(part, [record])
         finally:
-            del self._deaths[part]
+            del self._trying[part]
         await self._until_finished(part, mark)
+
+    async def _read(self, part: Partition, mark: Mark, record: Record) -> None:
+        """Read a record where that may be what ends the process."""
+        self._reading.add(part)
+        try:
+            async with self._attempting.alone.reading():
+                await self._pass_on(part, [record])
+                mark.recall()
+                part.ledger.say(mark)
+                await self._write(part)
+        finally:
+            self._reading.discard(part)
 
     async def _pass_on(self, part: Partition, records: list[Record]) -> None:
         assert self._admit is not None
         await self._admit(part, Block(part.tp, part.source_epoch, records))
 
     async def _announce(self, part: Partition, mark: Mark, offset: int) -> None:
-        """Commit that a record runs; whatever keeps that from being so is told, or met by others."""
-        mark.announce(offset)
+        """Commit that a record runs, or is read; whatever keeps that from being so is told, or met by others."""
+        mark.announce(offset, reading=part in self._reading)
         part.ledger.say(mark)
         await self._write(part)
 
@@ -247,10 +308,13 @@ class Suspects:
                     part.ledger.say(mark)
                     return
 
-    def _quarantine(self, entry: Entry, deaths: int) -> Failure:
+    def _quarantine(self, entry: Entry, trying: Trying) -> Failure:
+        deaths = trying.deaths
+        entry.record = trying.record  # with the value, which is kept
         entry.set_attempt(entry.attempt - 1 + deaths)
+        what = "was read" if trying.unread else "ran"
         error = WorkerCrashed(
-            f"{deaths} worker processes ended while nothing but this request ran, expected fewer than "
+            f"{deaths} worker processes ended while nothing but this request {what}, expected fewer than "
             f"{self._settings.max_crashes} (max_crashes)"
         )
         logger.error("%s/%d@%d is given up: %s", *entry.tp, entry.record.offset, error.detail)

@@ -21,11 +21,12 @@ from headrace.consumers import failures
 from headrace.consumers.admitting import Admitting
 from headrace.consumers.answering import Answering
 from headrace.consumers.assignment import Assignment
-from headrace.consumers.intake import Decoder, Intake
+from headrace.consumers.intake import Intake
 from headrace.consumers.model_sequences import ModelSequences
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.progress import Watch
+from headrace.consumers.reading import Decoder
 from headrace.consumers.refused_replies import RefusedReplies
 from headrace.consumers.remembered_answers import RememberedAnswers
 from headrace.consumers.settings import Clock, WorkerSettings

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import pytest
 from headrace.backends.backend import Instance
 from headrace.consumers.pool import Done, Work
 from headrace.schemas.batch import Batch, Entry
-from simulated import Fleet, SimulatedPool
+from headrace.schemas.record import TP, Record
+from headrace.schemas.requests import Decoded, RequestDecoder
+from simulated import WORKER, Fleet, SimulatedPool
 
 RESTART_S = 0.5
 """After so long the supervisor starts another worker in place of a dead one, seconds of virtual time."""
@@ -57,6 +60,40 @@ class DeadlyPool(SimulatedPool):
         self._die([f"{e.tp.topic}/{e.tp.partition}/{e.record.offset}" for e in everybody])
 
 
+class Died(BaseException):
+    """What runs of a worker that has just died: nothing more."""
+
+
+class DeadlyReading:
+    """Makes the decoder end the worker that reads a certain value, as a fault of a parser's does.
+
+    Attributes:
+        alone: Record → how many have died of it while they read nothing else.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, value: bytes) -> None:
+        self.alone: Counter[str] = Counter()
+        self.fleets: list[Fleet] = []
+        self._value = value
+        self._decode = RequestDecoder.decode
+        monkeypatch.setattr(RequestDecoder, "decode", self._planted())
+
+    def _planted(self) -> Callable[..., Decoded]:
+        def decode(
+            decoder: RequestDecoder, tp: TP, epoch: int, records: Sequence[Record]
+        ) -> Decoded:
+            if all(record.value != self._value for record in records):
+                return self._decode(decoder, tp, epoch, records)
+            if len(records) == 1:
+                self.alone[f"{tp.topic}/{tp.partition}/{records[0].offset}"] += 1
+            (fleet,) = self.fleets
+            assert isinstance(fleet, DeadlyFleet)
+            fleet.die(WORKER.get(), ())
+            raise Died
+
+        return decode
+
+
 class DeadlyFleet(Fleet):
     """A fleet whose workers die of certain requests, and are started again.
 
@@ -81,22 +118,22 @@ class DeadlyFleet(Fleet):
 
     def pool_of(self, name: str) -> Callable[[Sequence[Instance], str], DeadlyPool]:
         """Make pools that end this worker."""
-        return partial(self._deadly_pool, is_deadly=self._is_deadly, die=partial(self._die, name))
+        return partial(self._deadly_pool, is_deadly=self._is_deadly, die=partial(self.die, name))
 
-    def _die(self, name: str, executing: Sequence[str]) -> None:
+    def die(self, name: str, executing: Sequence[str]) -> None:
+        """End a worker that executes these records, and start another one later."""
         if name not in self.running:
             return  # it is dead already
+        self.kill(name)
         self.deaths += 1
         self._log.faults += 1
         if len(executing) == 1:
             self.alone[executing[0]] += 1
-        task = asyncio.create_task(self._again(name))
+        task = asyncio.create_task(self._again())
         self._restarting.add(task)
         task.add_done_callback(self._restarting.discard)
 
-    async def _again(self, name: str) -> None:
-        if name in self.running:
-            await self.crash(name)
+    async def _again(self) -> None:
         await asyncio.sleep(RESTART_S)
         await self.start()
 

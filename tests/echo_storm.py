@@ -31,6 +31,9 @@ CULPRIT = -666.0
 DEADLY = -999.0
 """The worker dies of it, where a storm has such."""
 
+UNREADABLE = b"a parser's end"
+"""The worker dies while it reads this value, where a storm has such (`deadly_kit.DeadlyReading`)."""
+
 
 CONFIG = f"""
 backend: "identity"
@@ -65,15 +68,24 @@ class Sent:
 class Traffic:
     """Seeded requests of every kind."""
 
-    def __init__(self, rng: random.Random, *, deadly: float = 0.0) -> None:
+    def __init__(
+        self, rng: random.Random, *, deadly: float = 0.0, unreadable: float = 0.0
+    ) -> None:
         self._rng = rng
         self._deadly = deadly
+        self._unreadable = unreadable
         self._ids = itertools.count(1)
 
     def record(self, now_ms: int) -> tuple[Out, Sent]:
         """Make one record and say what must come back."""
+        partition = self._rng.randrange(TOPOLOGY.partitions)
+        if self._unreadable and self._rng.random() < self._unreadable:
+            sent = Sent("INTERNAL", "worker_crashed", dead_letter=True)
+            return Out(REQUESTS, partition, b"k", UNREADABLE, [("x-trace", b"t")]), sent
+        return self._readable(partition, now_ms)
+
+    def _readable(self, partition: int, now_ms: int) -> tuple[Out, Sent]:
         rng = self._rng
-        partition = rng.randrange(TOPOLOGY.partitions)
         rows = rng.choice((1, 1, 1, 2, 5))
         values = [[float(next(self._ids)), rng.random()] for _ in range(rows)]
         headers: list[tuple[str, bytes]] = [("x-trace", b"t")]
@@ -149,6 +161,7 @@ async def storm(
     mode: Mode = Mode.AT_LEAST_ONCE,
     settings: WorkerSettings = SETTINGS,
     deadly: float = 0.0,
+    unreadable: float = 0.0,
     seconds: float = 2.0,
     made: list[Fleet] | None = None,
 ) -> CheckedLog:
@@ -164,6 +177,7 @@ async def storm(
         mode: The guarantee.
         settings: Of every worker.
         deadly: So many of the records, on average, end their worker.
+        unreadable: So many do while they are read.
         seconds: Within which all is sent, and fails.
         made: Where to put the fleet, for more.
     """
@@ -184,7 +198,7 @@ async def storm(
             await fleet.start()
         moments = sorted(rng.uniform(0, seconds) for _ in range(records))
         troubles = sorted(rng.uniform(0.1, seconds) for _ in range(faults))
-        traffic = Traffic(rng, deadly=deadly)
+        traffic = Traffic(rng, deadly=deadly, unreadable=unreadable)
         begun = asyncio.get_running_loop().time()
         for moment in sorted([*moments, *troubles]):
             await asyncio.sleep(max(0.0, begun + moment - asyncio.get_running_loop().time()))
@@ -192,7 +206,9 @@ async def storm(
                 await strike(rng.choice(faults_of), log, fleet)
             elif moment not in troubles:
                 _send(log, traffic, sent, rng)
-        await all_answered(log, fleet, sent.keys(), within_s=1000.0 if deadly else 120.0)
+        await all_answered(
+            log, fleet, sent.keys(), within_s=1000.0 if deadly or unreadable else 120.0
+        )
         await fleet.stop()
         models.close()
     check(log, sent, mode)

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextvars import ContextVar
 from dataclasses import replace
 
 from headrace.backends.backend import Instance
@@ -169,6 +170,10 @@ def is_finished(position: Position, offset: int) -> bool:
     return offset < position.offset or ledger.is_finished(offset)
 
 
+WORKER: ContextVar[str] = ContextVar("worker")
+"""The name of the worker as part of which something runs."""
+
+
 class Fleet:
     """Workers of one group; each may crash, be evicted, or leave in peace."""
 
@@ -213,6 +218,7 @@ class Fleet:
             async with worker:
                 await worker.run(stop)
 
+        WORKER.set(name)
         self.running[name] = (worker, stop, asyncio.create_task(serve()))
         await asyncio.sleep(0.01)
 
@@ -232,7 +238,10 @@ class Fleet:
 
     async def crash(self, name: str = "") -> None:
         """Kill one worker, or this one: nothing of it runs any more, nothing is said."""
-        name = name or self._any()
+        self.kill(name or self._any())
+
+    def kill(self, name: str) -> None:
+        """Do so at once."""
         if (source := self.source(name)) is not None:
             self._log.crash(source)
         _, _, task = self.running.pop(name)

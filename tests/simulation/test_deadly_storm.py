@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import rule_kit
-from deadly_kit import DeadlyFleet
-from echo_storm import CONFIG, storm
+from deadly_kit import DeadlyFleet, DeadlyReading
+from echo_storm import CONFIG, UNREADABLE, storm
 from headrace.consumers.alone import Alone
 from headrace.consumers.attempts import Mark
 from headrace.streams.log import Mode
@@ -46,8 +46,8 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repositor
 
 def play(seed: int, repository: Path, *, mode: Mode, **how: object) -> DeadlyFleet:
     """Run one seed, with some deadly records; the seed stands in front of whatever went wrong."""
-    made: list[Fleet] = []
-    more = {"faults": 0, "deadly": 0.03, "mode": mode, "made": made, **how}
+    more = {"faults": 0, "deadly": 0.03, "mode": mode, "made": [], **how}
+    made: list[Fleet] = more["made"]
     try:
         run_virtual(storm(seed, repository, **more))  # type: ignore[arg-type]  # keyword arguments of storm
     except BaseException as exc:
@@ -81,6 +81,22 @@ def test_P14_whatever_else_fails_meanwhile(chunk: int, mode: Mode, repository: P
     faults_of = {"faults_of": TRANSACTION_FAULTS} if mode is Mode.EXACTLY_ONCE else {}
     for seed in range(10_000 + chunk * CHUNK, 10_000 + (chunk + 1) * CHUNK):
         play(seed, repository, mode=mode, faults=seed % 7, **faults_of)
+
+
+@MODES
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_P14_records_that_cannot_be_read_are_quarantined_unread(
+    chunk: int, mode: Mode, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside others that end their worker when they run. Other faults may count as one of a record's deaths."""
+    for seed in range(20_000 + chunk * CHUNK, 20_000 + (chunk + 1) * CHUNK):
+        with monkeypatch.context() as planted:
+            reading = DeadlyReading(planted, UNREADABLE)
+            faults = seed % 3
+            how = {"deadly": 0.01, "unreadable": 0.03, "faults": faults}
+            play(seed, repository, mode=mode, made=reading.fleets, **how)
+            counts = reading.alone.values()
+            assert faults or all(count >= SETTINGS.max_crashes for count in counts), seed
 
 
 @MODES
@@ -119,7 +135,7 @@ def test_P14_beside_others_a_suspect_is_blamed_for_what_they_do(
         return play(seed, repository, mode=Mode.AT_LEAST_ONCE, deadly=0.1)
 
     def at_once(alone: Alone) -> None:
-        alone.is_closed = False
+        alone._opened.set()
         if alone._run is not None:
             alone._go()
 

@@ -164,3 +164,92 @@ def test_P14_one_record_of_a_process_is_suspected_at_a_time() -> None:
         assert alone.row(batch_of(7, 8)) is None
 
     play(scene)
+
+
+def test_P14_a_suspect_is_read_when_nothing_executes_and_nobody_else_reads() -> None:
+    """Others read and begin again behind that."""
+
+    async def scene(alone: Alone, seen: list[str]) -> None:
+        alone.join(model := Model(busy=1))
+
+        async def other(name: str, seconds: float) -> None:
+            async with alone.others():
+                seen.append(name)
+                await asyncio.sleep(seconds)
+
+        first = asyncio.create_task(other("first", 3))
+        await asyncio.sleep(1)
+
+        async def suspect() -> None:
+            async with alone.turn(T0, 1, 7, announcing(seen)), alone.reading():
+                seen.append("read")
+                await asyncio.sleep(1)
+
+        reading = asyncio.create_task(suspect())
+        await asyncio.sleep(0)
+        second = asyncio.create_task(other("second", 0))
+        model.busy = 0
+        alone.look()
+        await asyncio.sleep(1)
+        assert seen == ["first"], "one reads in a thread"
+        await asyncio.gather(first, reading, second)
+        assert seen == ["first", "announced", "read", "second"]
+        assert not alone.is_closed
+        assert model.dispatched == 1
+
+    play(scene)
+
+
+def test_P14_the_end_of_a_former_suspect_lets_nobody_read_beside_the_next_one() -> None:
+    """It still executes though its partition has gone: it is waited for as any other."""
+
+    async def scene(alone: Alone, seen: list[str]) -> None:
+        alone.join(model := Model())
+        former = batch_of(7)
+        async with alone.turn(T0, 1, 7, announcing(seen)):
+            alone.close(former, lambda: seen.append("runs"))
+            await asyncio.sleep(1)
+            model.busy = 1
+
+        async def next_one() -> None:
+            async with alone.turn(T0, 1, 8, announcing(seen)), alone.reading():
+                assert alone.is_closed
+                seen.append("read")
+
+        task = asyncio.create_task(next_one())
+        await asyncio.sleep(1)
+        assert seen == ["announced", "runs"]
+        model.busy = 0
+        alone.ended(former)
+        alone.look()
+        async with asyncio.timeout(1):
+            await task
+        assert seen == ["announced", "runs", "announced", "read"]
+        assert not alone.is_closed
+
+    play(scene)
+
+
+def test_P14_a_reading_that_is_given_up_holds_nobody_back() -> None:
+    """Its partition has gone while it waited."""
+
+    async def scene(alone: Alone, seen: list[str]) -> None:
+        alone.join(model := Model(busy=1))
+        for wait_s in (1, BOUND_S + 1):  # while others execute; while it is announced
+
+            async def suspect() -> None:
+                async with alone.turn(T0, 1, 7, announcing(seen, 5)), alone.reading():
+                    seen.append("read")
+
+            task = asyncio.create_task(suspect())
+            await asyncio.sleep(wait_s)
+            assert alone.is_closed
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert not alone.is_closed
+        await asyncio.sleep(3 * BOUND_S)
+        assert seen == []
+        assert not alone.is_closed
+        assert model.dispatched == 2
+
+    play(scene)

@@ -9,6 +9,7 @@ from headrace.consumers.attempts import (
     MAX_PAIR_BYTES,
     NOBODY,
     NONE,
+    SUSPECTED_FROM,
     Attempts,
     Mark,
     Marks,
@@ -161,7 +162,7 @@ def test_P14_a_death_counts_for_the_announced_record_alone() -> None:
         assert owner.mark.deaths(11) == owner.mark.deaths(13) == 0
         owner.mark.announce(12)
         at = owner.position()
-        assert read_attempts(at.metadata)[3:] == (12, deaths + 1)
+        assert read_attempts(at.metadata)[3:] == (12, deaths + 1, False)
     waits = Owner().takes_over(at)  # it dies, too, before it announces anything
     assert Owner().takes_over(waits.position()).mark.deaths(12) == 3
     handed_over = Owner().takes_over(at)
@@ -183,6 +184,29 @@ def test_P14_an_announcement_is_no_death_for_the_process_that_made_it() -> None:
     assert Owner().takes_over(at).mark.deaths(12) == 1
 
 
+def test_P14_a_death_while_a_record_was_read_is_told_from_one_while_it_ran() -> None:
+    """The last one counts; and none does once its reading was taken back, for others run then."""
+    at = after(SUSPECTED_FROM + 1)
+    owner = Owner().takes_over(at)
+    assert owner.mark.reads_alone
+    assert not Owner().takes_over(after(SUSPECTED_FROM)).mark.reads_alone
+    owner.mark.announce(10, reading=True)
+    read = read_attempts(owner.position().metadata)
+    assert (read.suspect, read.deaths, read.reading) == (10, 1, True)
+    owner.mark.recall()
+    taken_back = read_attempts(owner.position().metadata)
+    assert (taken_back.suspect, taken_back.deaths, taken_back.reading) == (10, 0, False)
+    owner.mark.announce(10, reading=True)
+    second = Owner().takes_over(owner.position())
+    assert (second.mark.deaths(10), second.mark.known.reading) == (1, True)
+    second.mark.announce(10)
+    ran = read_attempts(second.position().metadata)
+    assert (ran.deaths, ran.reading) == (2, False)
+    second.mark.announce(11)
+    other = read_attempts(second.position().metadata)
+    assert (other.suspect, other.deaths, other.reading) == (11, 1, False)
+
+
 def test_P14_suspicion_can_be_lifted() -> None:
     """Nothing is said from then on."""
     owner = Owner().takes_over(after(2))
@@ -195,6 +219,7 @@ def test_P14_suspicion_can_be_lifted() -> None:
     [
         *("c", "c=", "c=3", "c=x,ab", "c=-1,ab", "c=1,abcde", "c=1,ä", "c=1,ab,2,3", "c=1,ab,,"),
         *("c=1,ab,2,3,4,5", "c=1,ab,12345678901234567890", "a=3", "x;y"),
+        *("c=1,ab,2,3,r", "c=1,ab,2r", "c=1r,ab", "c=1,ab,2,3,4rr", "c=1,ab,2,3r,4"),
     ],
 )
 def test_P14_what_is_not_understood_says_nothing(text: str) -> None:
@@ -206,11 +231,11 @@ def test_P14_what_is_not_understood_says_nothing(text: str) -> None:
 def test_P14_the_pair_has_room_in_the_reserve() -> None:
     """The largest there is, beside the version and the name of F."""
     offset = 2**63 - 1
-    largest = Attempts(MAX_CRASHES, "ffff", offset, offset, MAX_DEATHS)
+    largest = Attempts(MAX_CRASHES, "ffff", offset, offset, MAX_DEATHS, reading=True)
     assert len(largest.pair()) == MAX_PAIR_BYTES
     assert len(f"{VERSION};f=;{largest.pair()}") <= RESERVED_BYTES
     grown = Marks(span=SPAN).take_over(T0, f"{VERSION};{largest.pair()}", 10, offset)
     assert grown is not None
-    grown.announce(largest.suspect)
+    grown.announce(largest.suspect, reading=True)
     assert len(grown.written(10).pair()) == MAX_PAIR_BYTES
     assert NOBODY < 0
