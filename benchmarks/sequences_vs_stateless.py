@@ -1,7 +1,7 @@
 """Sequences with durable state against the same worker on a model of the same size without any, in one run.
 
 Every record is one step of one of 64 or 1,000 sequences that all stay live; their states are snapshotted as the
-worker does by default, before each commit, and in figures of their own after every step.
+worker does by default, before each commit, and in figures of their own, without a bar, after every step.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ def _measure(running: Broker, folder: Path, every: int, *, quick: bool) -> Itera
             pairs.setdefault(name, []).append(_Pair(run, stateless))
     for name in sorted(pairs):
         what = name if every == 0 else f"{name}.every-{every}"
-        yield from _figures(f"{NAME}.{what}", running.kind, pairs[name])
+        bar = BAR if every == 0 else None
+        yield from _figures(f"{NAME}.{what}", running.kind, pairs[name], bar)
 
 
-def _figures(name: str, kind: str, pairs: Sequence[_Pair]) -> Iterator[Figure]:
+def _figures(name: str, kind: str, pairs: Sequence[_Pair], bar: Bar | None) -> Iterator[Figure]:
     yield Figure(
         name,
         kind,
@@ -82,7 +83,7 @@ def _figures(name: str, kind: str, pairs: Sequence[_Pair]) -> Iterator[Figure]:
         "records/s",
         _STATELESS,
         statistics.median(pair.stateless.rate for pair in pairs),
-        BAR,
+        bar,
         statistics.median(pair.run.rate / pair.stateless.rate for pair in pairs),
     )
     yield Figure(
