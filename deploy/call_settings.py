@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.streams.gateway import DEFAULT_GATHER_MS
 from headrace.streams.streamed import DEFAULT_MAX_STREAM_BYTES
 from pydantic import Field
 from pydantic_settings import BaseSettings
@@ -18,6 +19,14 @@ class CallSettings(BaseSettings):
         1024,
         ge=1,
         description="Calls that may wait for their answers; above, 503 with Retry-After.",
+        json_schema_extra=GATEWAY,
+    )
+    gather_ms: float = Field(
+        DEFAULT_GATHER_MS,
+        ge=0,
+        le=1000,
+        description="Milliseconds that requests may gather to be produced together while many calls are open and more "
+        "come; 0 produces each at once.",
         json_schema_extra=GATEWAY,
     )
     max_stream_bytes: int = Field(

@@ -47,6 +47,7 @@ GATEWAY = (
     "http_max_input_size",
     "http_timeout_ms",
     "max_pending",
+    "gather_ms",
     "max_stream_bytes",
     "async_window_secs",
     "max_async_calls",

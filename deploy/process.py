@@ -272,6 +272,7 @@ async def _answering(
     gateway_settings = GatewaySettings(
         max_pending=settings.max_pending,
         timeout_ms=settings.http_timeout_ms,
+        gather_ms=settings.gather_ms,
         max_record_bytes=log.max_record_bytes,
         strict_readiness=settings.strict_readiness,
         max_stream_bytes=settings.max_stream_bytes,

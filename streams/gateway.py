@@ -42,6 +42,9 @@ from headrace.streams.watch import Clock, StatusWatch, wall_ms
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_GATHER_MS = 15.0
+"""Half of what a call takes where so many come that gathering pays."""
+
 MAX_FIRST_TURN = 1 << 16
 """Gateways begin at different partitions, or several of them would send their bursts to the same one in step."""
 
@@ -54,6 +57,7 @@ class GatewaySettings:
         gateway_id: Its name in the status topic; random where empty.
         max_pending: Calls that may be open at once.
         timeout_ms: How long a call waits that names no deadline of its own.
+        gather_ms: Milliseconds that requests may gather to be produced together while many calls come; 0 is not at all.
         max_record_bytes: Largest value that is produced; not above the producer's ``max.request.size``.
         reply_partitions: Partitions of the replies topic that are claimed, as far as there are that many.
         interval_ms: Milliseconds between two status records.
@@ -67,6 +71,7 @@ class GatewaySettings:
     gateway_id: str = ""
     max_pending: int = DEFAULT_MAX_PENDING
     timeout_ms: int = 60_000
+    gather_ms: float = DEFAULT_GATHER_MS
     max_record_bytes: int = 1_000_000
     reply_partitions: int = 1
     interval_ms: int = DEFAULT_INTERVAL_MS
@@ -147,7 +152,11 @@ class Gateway:
             self._announcer = Announcer(self._log, publisher, self._topology.status)
             self._group = await asyncio.TaskGroup().__aenter__()
             self._outbox = Outbox(
-                publisher, self._group, first_turn=secrets.randbelow(MAX_FIRST_TURN)
+                publisher,
+                self._group,
+                first_turn=secrets.randbelow(MAX_FIRST_TURN),
+                gather_s=self.settings.gather_ms / 1_000,
+                open_calls=lambda: self._calls.open,
             )
             self._calls.attach(self._outbox, self._replies, self._listening)
             self.async_calls.attach(self._group)

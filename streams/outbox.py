@@ -1,8 +1,8 @@
 """Produces what many calls want to send, in few publishes.
 
-Every call hands over one record. What gathers while the event loop turns once, or while as many publishes as
-allowed are under way, goes out as one `Publisher.publish`: no waiting when little is to do, and one future for many
-records when much is (FAULTS B93).
+Every call hands over one record. What gathers while the event loop turns once, while as many publishes as allowed are
+under way, or while many calls come (`headrace.streams.gathering`), goes out as one `Publisher.publish`: no waiting when
+little is to do, and one future for many records when much is (FAULTS B93).
 
 Records of one key keep their order (DELIVERY P-18): publishes side by side may overtake each other, so a record whose
 key is in one that is under way waits for its end.
@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import Out
+from headrace.streams.gathering import Gathering
 from headrace.streams.log import Publisher
 
 OnError: TypeAlias = Callable[[LogError], None]
@@ -37,12 +38,28 @@ class Outbox:
     """
 
     def __init__(
-        self, publisher: Publisher, group: asyncio.TaskGroup, *, first_turn: int = 0
+        self,
+        publisher: Publisher,
+        group: asyncio.TaskGroup,
+        *,
+        first_turn: int = 0,
+        gather_s: float = 0.0,
+        open_calls: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Keep the open publisher; publishes run as tasks of ``group``, ``first_turn`` differs between gateways."""
+        """Start empty.
+
+        Args:
+            publisher: Open.
+            group: Publishes run as its tasks.
+            first_turn: Differs between gateways.
+            gather_s: How long records may gather while calls come, seconds.
+            open_calls: Returns how many calls are open.
+        """
         self._publisher = publisher
         self._group = group
         self.turn = first_turn
+        self._gathering = Gathering(gather_s, open_calls)
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[Item] = []
         self._busy: set[Key | None] = set()  # of what is under way
         self._receipts: dict[Out, asyncio.Future[None]] = {}  # of records whose sender waits
@@ -87,16 +104,38 @@ class Outbox:
         self._start()
 
     def _schedule(self) -> None:
-        if not self._scheduled and self._waiting and self._running < MAX_PUBLISHES:
+        if self._scheduled or not self._waiting or self._running >= MAX_PUBLISHES:
+            return
+        count = len(self._waiting)
+        if self._gathering.is_enough(count):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._start)
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._gathering.begin(count, loop.time()), self._look)
+
+    def _look(self) -> None:
+        """Wait on for more records, or let those that are here go out."""
+        self._timer = None
+        if self._scheduled or self._running >= MAX_PUBLISHES:
+            return  # the end of a publish looks again
+        loop = asyncio.get_running_loop()
+        again_s = self._gathering.look(len(self._waiting), loop.time())
+        if again_s is None:
+            self._start()
+        else:
+            self._timer = loop.call_at(again_s, self._look)
 
     def _start(self) -> None:
         self._scheduled = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         batch = self._ready()
         if not batch:
             return
         self.turn += 1
+        self._gathering.published()
         self._running += 1
         self._group.create_task(self._publish(batch))
 

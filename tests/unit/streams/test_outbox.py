@@ -5,9 +5,11 @@ import asyncio
 import pytest
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import Out
+from headrace.streams.gathering import LOOK_S
 from headrace.streams.log import TopicSpec
 from headrace.streams.memory import MemoryLog
 from headrace.streams.outbox import MAX_PUBLISHES, Outbox
+from virtual_loop import run_virtual
 
 
 class Counting:
@@ -210,3 +212,66 @@ async def test_B65_who_waits_for_the_acknowledgement_hears_of_it_and_of_a_failur
         outbox.close()
     assert sorted(r.value for r in log.records("t", 0)) == [b"1", b"2"]
     assert errors == []
+
+
+def gathered(sends, *, open_calls=40, gather_s=0.015, hold=False):
+    """Play sends at these seconds on virtual time; returns the sizes of the publishes and when each began."""
+
+    async def play():
+        log = MemoryLog()
+        await log.ensure([TopicSpec("t", 1)])
+        loop = asyncio.get_running_loop()
+        publisher, times = Counting(log), []
+        publish = publisher.publish
+
+        async def timed(outs):
+            times.append(round(loop.time() - begun, 6))
+            await publish(outs)
+
+        publisher.publish = timed
+        begun = loop.time()
+        if hold:
+            log.hold_produce()
+        async with asyncio.TaskGroup() as group:
+            outbox = Outbox(publisher, group, gather_s=gather_s, open_calls=lambda: open_calls)
+            for number, at_s in enumerate(sends):
+                await asyncio.sleep(begun + at_s - loop.time())
+                outbox.send(out(number), lambda error: pytest.fail(str(error)))
+            if hold:
+                await asyncio.sleep(1)
+                log.free_produce()
+            await asyncio.sleep(1)
+            outbox.close()
+        values = [int(record.value) for record in log.records("t", 0)]
+        assert values == list(range(len(sends)))
+        return publisher.sizes, times
+
+    return run_virtual(play())
+
+
+def test_B93_requests_that_come_one_by_one_gather_while_more_come():
+    sizes, times = gathered([n * 0.001 for n in range(10)])
+    assert sizes == [10]
+    assert 0.009 < times[0] <= 0.015
+
+
+def test_B93_nothing_waits_longer_than_the_bound():
+    sizes, times = gathered([n * 0.001 for n in range(31)], gather_s=0.01)
+    assert sum(sizes) == 31
+    assert max(sizes) <= 12
+    assert times[0] == pytest.approx(0.01)
+
+
+def test_B93_a_lone_request_among_many_open_calls_waits_a_moment_only():
+    assert gathered([0.0]) == ([1], [LOOK_S])
+    assert gathered([0.0, 0.001, 0.5]) == ([2, 1], [2 * LOOK_S, 0.5 + LOOK_S])
+
+
+def test_B93_with_few_open_calls_nothing_waits():
+    assert gathered([0.0, 0.001, 0.002], open_calls=3) == ([1, 1, 1], [0.0, 0.001, 0.002])
+
+
+def test_B93_what_gathers_behind_publishes_that_hang_goes_out_when_they_end():
+    sizes, times = gathered([n * 0.1 for n in range(5)], hold=True)
+    assert sizes == [1] * MAX_PUBLISHES + [5 - MAX_PUBLISHES]
+    assert times[MAX_PUBLISHES] >= 1.4
