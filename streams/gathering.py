@@ -12,7 +12,7 @@ from collections.abc import Callable
 FEW_CALLS = 8
 """With fewer open calls, each publish begins at once."""
 
-ENOUGH = 64
+ENOUGH = 32
 """Records that make waiting for more pointless: what another one adds to each of them is little by then."""
 
 ENOUGH_SHARE = 0.8
