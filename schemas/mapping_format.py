@@ -52,9 +52,11 @@ class ResultField(NamedTuple):
         datatype: Of the values; None of a field that is passed through, which may hold anything. BYTES are text where
             ``is_text``.
         dims: ``()`` is a single value, else nested lists of so many levels, -1 is any size.
-        is_optional: May be null: every field where the answer is an error.
+        is_optional: May be null. An answer that is an error has the fields that are passed through and the text
+            ``error``, and no other.
         is_text: BYTES that are UTF-8, such as labels.
-        is_map: The value is an object of ``name``, ``index`` and ``score``, or a list of them: classes, best first.
+        is_classes: A list of objects of ``label`` (text or None), ``index`` (a whole number) and ``score`` (a float):
+            the best classes, the best first. Then ``datatype`` and ``dims`` say nothing.
     """
 
     name: str
@@ -62,7 +64,7 @@ class ResultField(NamedTuple):
     dims: Shape = ()
     is_optional: bool = True
     is_text: bool = False
-    is_map: bool = False
+    is_classes: bool = False
 
 
 class RecordFormat(Protocol):
@@ -92,8 +94,8 @@ class RecordFormat(Protocol):
         """Return the bytes of a result.
 
         Args:
-            record: Every `ResultField` that the format was made for, by name, in their order; values as `read` gives
-                them; None only where the field is optional.
+            record: `ResultField` by `ResultField` that the format was made for, by name; those that are left out are
+                null, which only optional ones may be. Values as `read` gives them.
 
         Raises:
             InferError: The format cannot hold a value; the sentence names field and value.
