@@ -31,6 +31,8 @@ class Reason(StrEnum):
     INVALID_REQUEST = "invalid_request"
     MALFORMED = "malformed"
     UNDECODABLE = "undecodable"
+    UNKNOWN_SCHEMA = "unknown_schema"
+    SCHEMA_UNAVAILABLE = "schema_unavailable"
     INVALID_HEADER = "invalid_header"
     UNKNOWN_CONTENT_TYPE = "unknown_content_type"
     UNSUPPORTED_FRAMING = "unsupported_framing"
@@ -143,6 +145,21 @@ class Unavailable(InferError):
     code = Code.UNAVAILABLE
     reason = Reason.NOT_READY
     retriable = True
+
+
+class SchemaNeeded(Unavailable):
+    """A record cannot be read before its schema is fetched; whoever has a registry fetches it and reads it again.
+
+    Attributes:
+        schema_id: In the registry.
+    """
+
+    reason = Reason.SCHEMA_UNAVAILABLE
+
+    def __init__(self, detail: str, schema_id: int) -> None:
+        """Keep sentence and id."""
+        super().__init__(detail)
+        self.schema_id = schema_id
 
 
 class AccessDenied(InferError):

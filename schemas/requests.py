@@ -29,7 +29,13 @@ MAX_SHOWN_CHARS = 150
 """Characters of a name that an error repeats."""
 
 _DEAD = frozenset(
-    (Reason.UNDECODABLE, Reason.MALFORMED, Reason.UNKNOWN_CONTENT_TYPE, Reason.INVALID_HEADER)
+    (
+        Reason.UNDECODABLE,
+        Reason.UNKNOWN_SCHEMA,
+        Reason.MALFORMED,
+        Reason.UNKNOWN_CONTENT_TYPE,
+        Reason.INVALID_HEADER,
+    )
 )
 
 

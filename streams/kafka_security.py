@@ -57,7 +57,7 @@ def security(properties: Mapping[str, str], file: str = "") -> dict[str, Value]:
             field=stray[0],
         )
     if protocol.endswith("SSL"):
-        arguments["ssl_context"] = _tls(properties, file)
+        arguments["ssl_context"] = tls_context(properties, file)
     elif meant := [
         n for n in properties if n in SECURITY and n.startswith("ssl.") and n != HOST_NAME
     ]:
@@ -115,7 +115,12 @@ def _sasl(properties: Mapping[str, str], file: str) -> dict[str, Value]:
     }
 
 
-def _tls(properties: Mapping[str, str], file: str) -> ssl.SSLContext:
+def tls_context(properties: Mapping[str, str], file: str = "") -> ssl.SSLContext:
+    """Return what the ``ssl.…`` properties say of certificates and keys, which are PEM.
+
+    Raises:
+        ConfigError: A value is wrong, or a file cannot be read.
+    """
     for store in ("truststore", "keystore"):
         name = f"ssl.{store}.location"
         path = properties.get(name, "")
