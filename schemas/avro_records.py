@@ -214,7 +214,8 @@ class FramedAvro:
                 reason=Reason.UNKNOWN_SCHEMA,
             )
         return SchemaNeeded(
-            f"the value is written with schema {number} of the registry, which was not fetched", number
+            f"the value is written with schema {number} of the registry, which was not fetched",
+            number,
         )
 
 

@@ -38,8 +38,10 @@ SHOWN = 200
 _NUMBERS = {"int": int, "long": int, "float": float, "double": float, "boolean": bool}
 _TYPES: Mapping[str, type] = {
     **_NUMBERS,
-    **{"string": str, "enum": str, "bytes": bytes, "fixed": bytes},
-    **{"array": list, "map": dict, "record": dict, "error": dict},
+    **dict.fromkeys(("string", "enum"), str),
+    **dict.fromkeys(("bytes", "fixed"), bytes),
+    **dict.fromkeys(("map", "record", "error"), dict),
+    "array": list,
 }
 _PER_MS = {
     "timestamp-micros": 1000,
@@ -112,7 +114,7 @@ def with_references(text: str, others: Mapping[str, str]) -> str:
     return json.dumps(_plain(whole))
 
 
-class _Others(AbstractSchemaRepository):  # type: ignore[misc]  # untyped there
+class _Others(AbstractSchemaRepository):
     """Gives fastavro the schemas of references; ``""`` is the one that refers."""
 
     def __init__(self, text: str, others: Mapping[str, str]) -> None:
@@ -128,9 +130,7 @@ class _Others(AbstractSchemaRepository):  # type: ignore[misc]  # untyped there
 def _plain(schema: Any) -> Any:
     """Return a schema without what fastavro adds."""
     if isinstance(schema, Mapping):
-        return {
-            key: _plain(value) for key, value in schema.items() if not key.startswith("__")
-        }
+        return {key: _plain(value) for key, value in schema.items() if not key.startswith("__")}
     return [_plain(item) for item in schema] if isinstance(schema, list) else schema
 
 
@@ -256,8 +256,10 @@ class _Walk:
 
 
 _COMPLEX: Mapping[str, str] = {
-    **{"record": "record", "error": "record", "array": "array", "map": "map"},
-    **{"enum": "other", "fixed": "other"},
+    **dict.fromkeys(("record", "error"), "record"),
+    **dict.fromkeys(("enum", "fixed"), "other"),
+    "array": "array",
+    "map": "map",
 }
 _LOGICAL = frozenset({"logicalType", "precision", "scale"})
 
@@ -268,7 +270,7 @@ def _logical(schema: Mapping[str, Any]) -> Convert | None:
         scale = schema.get("scale", 0)
         if type(scale) is not int or not 0 <= scale <= MAX_SCALE:
             raise InvalidRequest(
-                f"the Avro schema has a decimal of scale {scale!r:.20}, expected 0 to {MAX_SCALE}: it is read as a float"
+                f"the Avro schema has a decimal of scale {scale!r:.20}, expected 0 to {MAX_SCALE}: it becomes a float"
             )
         unit: int = 10**scale
         return lambda found: int.from_bytes(found, "big", signed=True) / unit
@@ -298,5 +300,6 @@ def misfit(reader: AvroSchema, writer: AvroSchema, exc: Exception) -> Undecodabl
     if len(text) > SHOWN:  # fastavro repeats both schemas
         text = "one of its types is another than the reader's"
     return UndecodableRecord(
-        f"the record is written with schema '{writer.name}', which cannot be read as the mapping's '{reader.name}': {text}"
+        f"the record is written with schema '{writer.name}', which cannot be read as the mapping's '{reader.name}': "
+        f"{text}"
     )

@@ -1,4 +1,4 @@
-"""Confluent's framing of a value: a zero byte, the schema's id in four bytes, in Protobuf the message's index, the rest.
+"""Confluent's framing of a value: a zero byte, the schema's id in four bytes, a Protobuf message's index, the rest.
 
 Whether a value is framed is said by the mapping or the content type and never guessed: a plain Avro record may begin
 with a zero byte, too. Where it is said, the first byte is verified (FAULTS B35). Pure.

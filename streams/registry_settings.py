@@ -1,8 +1,8 @@
 """A Schema Registry's connection by Confluent's own option names, as they stand in a Java client's properties.
 
 Each may have the prefix ``schema.registry.``; ``basic.auth.…``, ``bearer.auth.…`` and what begins with
-``schema.registry.`` are also understood among a Kafka client's properties (`registry_properties` takes them out). Secrets
-come in here and go nowhere but to the client: no error, repr or log line shows one.
+``schema.registry.`` are understood among a Kafka client's properties, too (`registry_properties` takes them out).
+Secrets come in here and go nowhere but to the client: no error, repr or log line shows one.
 """
 
 from __future__ import annotations
