@@ -14,7 +14,7 @@ from headrace.deploy.commands_infer import infer
 from headrace.deploy.commands_models import app as models_app
 from headrace.deploy.commands_sequences import sequences
 from headrace.deploy.commands_serve import gateway, serve, worker
-from headrace.deploy.commands_topics import topics
+from headrace.deploy.commands_topics import app as topics_app
 from headrace.deploy.console import errors
 from headrace.deploy.failure import failure_of
 
@@ -28,9 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (serve, worker, gateway, infer, sequences, topics, audit):
+for command in (serve, worker, gateway, infer, sequences, audit):
     app.command()(command)
 app.add_typer(models_app, name="models")
+app.add_typer(topics_app, name="topics")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(claims_app, name="claims")
 

@@ -18,7 +18,7 @@ import typer
 from headrace.deploy.broker import named_kafka, open_log, topology_of
 from headrace.deploy.console import errors, out, print_table
 from headrace.deploy.failure import CommandFailed
-from headrace.deploy.log_client import LISTEN_S
+from headrace.deploy.fleet_reading import HEARTBEAT_S, read_fleet
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings, option_name
 from headrace.streams.log import Log
@@ -31,10 +31,7 @@ from headrace.streams.sequence_list import (
     merged,
 )
 from headrace.streams.status import WorkerStatus
-from headrace.streams.watch import StatusWatch, wall_ms
-
-HEARTBEAT_S = 3.0
-"""Three heartbeats of a worker, seconds."""
+from headrace.streams.watch import wall_ms
 
 ASK_S = 5.0
 """Seconds that a worker may take to answer."""
@@ -138,32 +135,14 @@ async def live_workers(
         log: Entered already.
         topic: The status topic.
         model: Name of the model.
-        wait_s: Seconds that a known model without a live worker is waited for: where clocks differ, a word looks old
-            until the next one comes.
+        wait_s: As of `read_fleet`.
 
     Raises:
         CommandFailed: The topic cannot be read in time, there is no such model, no worker serves it, or it has no
             sequences.
     """
-    if await log.partitions(topic) is None:
-        raise CommandFailed(f"topic {topic} does not exist: no worker has been here")
-    watch = StatusWatch(log, topic, wall_ms)
-    reading = asyncio.create_task(watch.run())
-    try:
-        async with asyncio.timeout(LISTEN_S):
-            await watch.caught_up.wait()
-        fleet = watch.fleet
-        if model in fleet.models():
-            await watch.until(lambda: bool(fleet.workers(model, wall_ms())), wait_s)
-        workers = fleet.workers(model, wall_ms())
-        known = ", ".join(fleet.models()) or "none"
-    except TimeoutError as exc:
-        raise CommandFailed(f"topic {topic} could not be read within {LISTEN_S:g} s") from exc
-    finally:
-        reading.cancel()
-        await asyncio.wait([reading])
-    if model not in fleet.models():
-        raise CommandFailed(f"there is no model '{model}', known models: {known}")
+    fleet = await read_fleet(log, topic, model, wait_s=wait_s)
+    workers = fleet.workers(model, wall_ms())
     if not workers:
         raise CommandFailed(f"no live worker serves model '{model}'")
     if not any(worker.sequences is not None or _has_sequences(worker) for worker in workers):

@@ -1,14 +1,16 @@
-"""`headrace topics`: which topics the models need, and whether they exist."""
+"""`headrace topics`: which topics the models need and whether they exist; how to use them, and how far they are."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from headrace.deploy.broker import named_kafka, open_log, topology_of
+from headrace.deploy.commands_topics_describe import describe
+from headrace.deploy.commands_topics_schema import schema
 from headrace.deploy.console import hint, out, print_table
 from headrace.deploy.failure import CommandFailed
 from headrace.deploy.loading import repository_paths
@@ -20,8 +22,40 @@ from headrace.schemas.config_parameters import read_idempotency_window_ms
 from headrace.schemas.errors import ConfigError
 from headrace.streams.log import TopicSpec
 from headrace.streams.topology import Topology
+from typer.core import TyperGroup
+
+LIST = "list"
+"""The command that is meant where none is named."""
 
 
+class _Topics(TyperGroup):
+    """Commands of which one is meant where what follows names none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the name in front; help is of them all. The context's class is the one that typer brings, or click's."""
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = [LIST, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_Topics)
+
+
+@app.callback()
+def topics() -> None:
+    """Show the topics that models need; what records look like (schema); how far requests are (describe).
+
+    [bold]Examples[/]
+
+      headrace topics models --bootstrap-servers 127.0.0.1:9092
+
+      headrace topics schema resnet --bootstrap-servers 127.0.0.1:9092
+
+      headrace topics describe --bootstrap-servers 127.0.0.1:9092
+    """
+
+
+@app.command(LIST)
 @with_settings(
     "model_repository",
     "bootstrap_servers",
@@ -34,7 +68,7 @@ from headrace.streams.topology import Topology
     "config",
     "log_level",
 )
-def topics(
+def list_topics(
     settings: Settings,
     path: Annotated[
         Path | None, typer.Argument(help="Model repository, model folder or model file.")
@@ -45,9 +79,11 @@ def topics(
 ) -> None:
     """Show the topics that the models of a repository need, their settings, and whether they exist.
 
+    The word list may be left out, unless the path is one of these commands' names.
+
     [bold]Examples[/]
 
-      headrace topics models --bootstrap-servers 127.0.0.1:9092
+      headrace topics list models --bootstrap-servers 127.0.0.1:9092
 
       headrace topics models --kafka-config client.properties --create
     """
@@ -74,6 +110,10 @@ def topics(
     missing = sum(row[3] == "no" for row in rows)
     if missing:
         raise CommandFailed(f"{missing} topics do not exist; --create makes them")
+
+
+app.command("schema")(schema)
+app.command("describe")(describe)
 
 
 def specs_of(topology: Topology, source: ModelSource, settings: Settings) -> Sequence[TopicSpec]:

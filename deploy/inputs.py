@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from headrace.schemas.errors import InvalidRequest
+from headrace.schemas.signature import Signature
 from headrace.schemas.tensor import Array, Datatype, Shape, Tensor
 
 EXAMPLE_SEED = 20240229
@@ -27,6 +28,13 @@ class InputSpec:
     name: str
     datatype: Datatype
     shape: Shape
+
+
+def specs_of(signature: Signature) -> list[InputSpec]:
+    """Return what a model takes."""
+    return [
+        InputSpec(spec.name, spec.datatype, tuple(spec.wire_dims())) for spec in signature.inputs
+    ]
 
 
 def tensors_from_arguments(

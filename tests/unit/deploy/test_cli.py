@@ -25,6 +25,9 @@ COMMANDS = (
     ["claims"],
     ["claims", "cleanup"],
     ["topics"],
+    ["topics", "list"],
+    ["topics", "schema"],
+    ["topics", "describe"],
 )
 
 
@@ -93,6 +96,10 @@ def test_an_unknown_option_ends_with_2(capsys):
         (["gateway"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["worker", "x.onnx"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["topics"], 2, "no models are named"),
+        (["topics", "list"], 2, "no models are named"),
+        (["topics", "/nowhere"], 1, "/nowhere"),
+        (["topics", "describe"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
+        (["topics", "schema", "m"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["sequences", "m"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["dlq", "list"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
         (["dlq", "show", "0/1"], 1, "no Kafka is named: give --bootstrap-servers host:port"),
