@@ -123,7 +123,10 @@ def registry_settings(
         raise _wrong("expected either basic.auth.… or bearer.auth.…", "bearer.auth.token", file)
     tls = None
     if any(name in properties for name in PEM_NAMES):
-        tls = tls_context(properties, file)
+        try:
+            tls = tls_context(properties, file)
+        except ConfigError as exc:
+            raise _wrong(exc.expected, exc.field, file, exc.value) from exc
     return RegistrySettings(
         urls,
         user,
