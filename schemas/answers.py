@@ -105,16 +105,9 @@ class ResponseEncoder:
             if array is not None:
                 columns.append((spec, split_output(batch, spec, array)))
             elif batch.wants(spec.name) and not may_be_empty:
-                raise WrongOutput(
-                    f"model '{self._name}' returned no output '{spec.name}', expected "
-                    f"{[wanted.name for wanted in self._signature.outputs]}"
-                )
+                raise no_output(self._signature, spec)
         if len(columns) < len(responses.outputs):
-            unknown = [n for n in responses.outputs if self._signature.output(n) is None]
-            raise WrongOutput(
-                f"model '{self._name}' returned the unknown output '{unknown[0]}', expected "
-                f"{[wanted.name for wanted in self._signature.outputs]}"
-            )
+            refuse_unknown(self._signature, responses)
         return columns
 
     def _usual(
@@ -194,6 +187,28 @@ class ResponseEncoder:
         if not isinstance(classes, int) or not classes:
             return tensor
         return classified(tensor, classes, self._labels.get(spec.name, ()), batched=spec.batched)
+
+
+def no_output(signature: Signature, spec: TensorSpec) -> WrongOutput:
+    """Return the error of a response that lacks an output."""
+    return WrongOutput(
+        f"model '{signature.model_name}' returned no output '{spec.name}', expected "
+        f"{[wanted.name for wanted in signature.outputs]}"
+    )
+
+
+def refuse_unknown(signature: Signature, responses: Responses) -> None:
+    """Refuse a response with an output that the model does not have.
+
+    Raises:
+        WrongOutput: There is one; the sentence names the first.
+    """
+    for name in responses.outputs:
+        if signature.output(name) is None:
+            raise WrongOutput(
+                f"model '{signature.model_name}' returned the unknown output '{name}', expected "
+                f"{[wanted.name for wanted in signature.outputs]}"
+            )
 
 
 def encode_error(

@@ -68,6 +68,8 @@ class Entry:
         streamed: Responses of a decoupled model that have left already, while it ran.
         is_cancelled: Nobody waits any more for what a decoupled model gives, which may look at it while it executes
             (SEMANTICS CX-01); set by the loop.
+        passed: Of a record of a mapped topic: its fields that come back in the result, in the mapping's order; None
+            of a V2 request.
         awaited: Somebody waits for the reply (a reply topic is named): refused at once when a queue is full.
     """
 
@@ -110,6 +112,7 @@ class Entry:
     next: Entry | None = None
     streamed: int = 0
     is_cancelled: bool = False
+    passed: tuple[object, ...] | None = None
 
     @property
     def awaited(self) -> bool:
@@ -142,7 +145,14 @@ def _share_names() -> None:
         *("tp", "epoch", "record", "content_type", "id", "correlation", "rows", "data", "shapes"),
         *("admitted_ns", "sequence_id", "sequence_start", "sequence_end", "sequence", "version"),
         *("next", "state_out", "after", "error", "model_version", "priority", "timeout_us"),
-        *("reply_topic", "reply_partition", "correlation_id", "deadline_ms", "expires_ns"),
+        *(
+            "reply_topic",
+            "reply_partition",
+            "correlation_id",
+            "deadline_ms",
+            "expires_ns",
+            "passed",
+        ),
     ):
         setattr(first, name, None)
 

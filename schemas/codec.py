@@ -127,11 +127,7 @@ def encode_error_value(
     content_type: str,
 ) -> Encoded:
     """Write an error answer's value; its code and reason word also stand in the headers."""
-    detail = error.detail
-    if len(detail) > MAX_DETAIL:
-        detail = detail[:MAX_DETAIL] + "…"
-    if not detail.isascii():  # a plug-in's own words may hold half a pair of surrogates
-        detail = detail.encode("utf-8", "backslashreplace").decode()
+    detail = wire_detail(error)
     if detail is not error.detail:
         error = InferError(detail, reason=error.reason, code=error.code)
     if content_type == AVRO:
@@ -139,6 +135,16 @@ def encode_error_value(
     if content_type == PROTOBUF:
         return Encoded(_proto().write_error(id, model, error), PROTOBUF)
     return Encoded(v2json.write_error(id, error), JSON)
+
+
+def wire_detail(error: InferError) -> str:
+    """Return an error's sentence as it goes on the wire: not too long, and nothing but text."""
+    detail = error.detail
+    if len(detail) > MAX_DETAIL:
+        detail = detail[:MAX_DETAIL] + "…"
+    if not detail.isascii():  # a plug-in's own words may hold half a pair of surrogates
+        detail = detail.encode("utf-8", "backslashreplace").decode()
+    return detail
 
 
 def decode_response(value: bytes | None, headers: Headers) -> InferResponse:

@@ -7,7 +7,7 @@ becomes a failure that can be answered, and its neighbours are decoded. An `Asse
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headrace.schemas.batch import Entry
 from headrace.schemas.codec import decode_request
@@ -18,6 +18,8 @@ from headrace.schemas.idempotency_key import Note
 from headrace.schemas.layout import Layouts, request_fields
 from headrace.schemas.record import AVRO, TP, Record
 from headrace.schemas.signature import Signature
+
+Item = TypeVar("Item")
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """Default limit of a request's value, as for a request over HTTP (SEMANTICS PB-24)."""
@@ -56,12 +58,14 @@ class Failure(NamedTuple):
 class Decoded(NamedTuple):
     """A block's records: entries by model version, each list in record order, and failures in record order.
 
-    ``keyed`` are the entries with an idempotency key, in record order.
+    ``keyed`` are the entries with an idempotency key, ``skipped`` those that nobody is to answer (null values of a
+    mapped topic); both in record order.
     """
 
     by_version: dict[int, list[Entry]]
     failures: list[Failure]
     keyed: Sequence[Entry] = ()
+    skipped: Sequence[Entry] = ()
 
 
 class _Version:
@@ -94,11 +98,9 @@ class RequestDecoder:
         """
         self.model_name = model_name
         self.max_record_bytes = max_record_bytes
-        self._versions = {
-            str(number): _Version(number, signature) for number, signature in signatures.items()
-        }
-        if signatures:
-            self._versions[""] = self._versions[str(max(signatures))]
+        self._versions = by_text(
+            {number: _Version(number, signature) for number, signature in signatures.items()}
+        )
 
     def decode(self, tp: TP, epoch: int, records: Sequence[Record]) -> Decoded:
         """Decode a block.
@@ -136,17 +138,17 @@ class RequestDecoder:
                 ):
                     version = self._decode(entry, value)
             except InferError as exc:
-                failures.append(_failure(entry, exc))
+                failures.append(failed(entry, exc))
             except AssertionError:
                 raise
             except Exception as exc:  # noqa: BLE001  # the guarded place: whatever foreign bytes made a parser do
-                failures.append(_failure(entry, _unexpected(entry, exc)))
+                failures.append(failed(entry, unexpected(entry, exc)))
             else:
                 if version is not last:
                     last = version
                     entries = by_version.setdefault(version.number, [])
                 entries.append(entry)
-        return Decoded(by_version, failures, _digested(keyed) if keyed else ())
+        return Decoded(by_version, failures, digested(keyed) if keyed else ())
 
     def _decode(self, entry: Entry, value: bytes | None) -> _Version:
         """Fill an entry by the general path and learn its layout; return its version."""
@@ -185,24 +187,46 @@ class RequestDecoder:
         return version
 
     def _find(self, text: str) -> _Version:
-        version = self._versions.get(text)
-        if version is None and text.isdecimal() and text.isascii():
-            # Version 0 never exists (MR-07); without its zeros it would be ``""``, the highest.
-            version = self._versions.get(text.lstrip("0") or "0")
-        if version is not None:
-            return version
-        if not self._versions:
-            raise NotFound(
-                f"Request for unknown model: '{self.model_name}' has no available versions",
-                reason=Reason.UNKNOWN_VERSION,
-            )
+        return find_version(self._versions, text, self.model_name)
+
+
+def by_text(versions: Mapping[int, Item]) -> dict[str, Item]:
+    """Return what there is of each version by its number as text; ``""`` is the highest (MR-07)."""
+    found = {str(number): item for number, item in versions.items()}
+    if versions:
+        found[""] = versions[max(versions)]
+    return found
+
+
+def find_version(versions: Mapping[str, Item], text: str, model_name: str) -> Item:
+    """Return what there is of a version that a request asks for.
+
+    Args:
+        versions: As `by_text` returned them.
+        text: The version, ``""`` is the highest.
+        model_name: For errors.
+
+    Raises:
+        NotFound: There is none.
+    """
+    version = versions.get(text)
+    if version is None and text.isdecimal() and text.isascii():
+        # Version 0 never exists (MR-07); without its zeros it would be ``""``, the highest.
+        version = versions.get(text.lstrip("0") or "0")
+    if version is not None:
+        return version
+    if not versions:
         raise NotFound(
-            f"Request for unknown model: '{self.model_name}' version {text[:20]} is not found",
+            f"Request for unknown model: '{model_name}' has no available versions",
             reason=Reason.UNKNOWN_VERSION,
         )
+    raise NotFound(
+        f"Request for unknown model: '{model_name}' version {text[:20]} is not found",
+        reason=Reason.UNKNOWN_VERSION,
+    )
 
 
-def _digested(keyed: Sequence[Entry]) -> list[Entry]:
+def digested(keyed: Sequence[Entry]) -> list[Entry]:
     """Return those that became requests, with their digests: here, where a large block is in a thread (FAULTS B2)."""
     found = [entry for entry in keyed if entry.rows]
     for entry in found:
@@ -210,14 +234,16 @@ def _digested(keyed: Sequence[Entry]) -> list[Entry]:
     return found
 
 
-def _failure(entry: Entry, error: InferError) -> Failure:
+def failed(entry: Entry, error: InferError) -> Failure:
+    """Return the failure of a record that became no request; its entry holds no data any more."""
     entry.rows, entry.data, entry.shapes = 0, (), ()
     if len(entry.model_version) > MAX_VERSION_CHARS:
         entry.model_version = ""  # it comes back in the answer, and no such version exists
     return Failure(entry, error, error.reason in _DEAD)
 
 
-def _unexpected(entry: Entry, cause: Exception) -> UndecodableRecord:
+def unexpected(entry: Entry, cause: Exception) -> UndecodableRecord:
+    """Return the error of a record that made a parser raise what no parser should."""
     error = UndecodableRecord(
         f"the value cannot be read as {entry.content_type} ({type(cause).__name__})"
     )

@@ -14,6 +14,7 @@ from headrace.schemas.record import (
     FINAL,
     HEADER_LENGTH,
     ID,
+    JSON,
     MODEL_NAME,
     MODEL_VERSION,
     REASON,
@@ -38,8 +39,14 @@ class ResultHeaders:
     correlation headers as they came.
     """
 
-    def __init__(self, model_name: str, model_version: str) -> None:
-        """Prepare for one version; an error before the version is known has version ``""``."""
+    def __init__(self, model_name: str, model_version: str, content_type: str = JSON) -> None:
+        """Prepare for one version.
+
+        Args:
+            model_name: Of the topic.
+            model_version: Of an error before the version is known ``""``.
+            content_type: A further one that answers may have, beside those of the contract.
+        """
         name, version = model_name.encode(), model_version.encode()
         self._constant = {
             content_type: (
@@ -49,7 +56,7 @@ class ResultHeaders:
                 (STATUS, Code.OK.encode()),
                 (ATTEMPT, b"1"),
             )
-            for content_type in CONTENT_TYPES
+            for content_type in {*CONTENT_TYPES, content_type}
         }
 
     def ok(self, entry: Entry, content_type: str, extra: Sequence[Header] = ()) -> list[Header]:

@@ -47,16 +47,31 @@ def split_output(batch: Batch, spec: TensorSpec, array: Array) -> list[tuple[Sha
     for scatter in batch.signature.batch_outputs:
         if spec.name in scatter.target_names:
             return _scatter(batch, spec, array, scatter.source_input)
+    check_rows(batch, spec, array)
+    item = spec.wire_shape(array.shape[1:])
+    if spec.datatype is Datatype.BYTES:
+        return _split_strings(batch, array, item)
+    return _split_fixed(batch, array, spec.datatype, item)
+
+
+def check_rows(batch: Batch, spec: TensorSpec, array: Array) -> None:
+    """Check that an output has an item of its shape for each row of a batch.
+
+    Args:
+        batch: The batch, or those of its entries that the output covers.
+        spec: The output, which has a batch axis and is no ``batch_output``.
+        array: [rows, *shape] as the model made it.
+
+    Raises:
+        WrongOutput: Datatype, rank or number of rows do not fit (FAULTS B36).
+    """
+    _check_datatype(batch, spec, array)
     if array.ndim == 0 or array.shape[0] != batch.rows:
         raise WrongOutput(
             f"model '{batch.signature.model_name}' returned shape {list(array.shape)} for output "
             f"'{spec.name}', expected {batch.rows} rows for the batch"
         )
     _check_shape(batch, spec, array.shape[1:])
-    item = spec.wire_shape(array.shape[1:])
-    if spec.datatype is Datatype.BYTES:
-        return _split_strings(batch, array, item)
-    return _split_fixed(batch, array, spec.datatype, item)
 
 
 def _split_strings(batch: Batch, array: Array, item: Shape) -> list[tuple[Shape, bytes]]:

@@ -38,7 +38,7 @@ def test_entries_come_in_record_order_with_their_coordinates():
 
 
 def test_an_empty_block_decodes_to_nothing():
-    assert decoder().decode(TP0, 1, []) == ({}, [], ())
+    assert decoder().decode(TP0, 1, []) == ({}, [], (), ())
 
 
 def test_MR07_the_highest_version_serves_those_who_name_none():

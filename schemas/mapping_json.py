@@ -1,0 +1,95 @@
+"""The formats that need no schema: JSON objects, and raw bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+from headrace.schemas.errors import InvalidRequest, UndecodableRecord
+from headrace.schemas.mapping_path import MAX_SHOWN_CHARS
+from headrace.schemas.record import BINARY, JSON
+
+RAW_FIELD = "value"
+"""The one field of a raw record: its bytes."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
+
+
+class JsonFormat:
+    """A value is a JSON object in UTF-8."""
+
+    content_type = JSON
+
+    def read(self, value: bytes) -> Mapping[str, object]:
+        """Return a record's fields; see `headrace.schemas.mapping_format.RecordFormat`.
+
+        A number may be written ``NaN`` or ``Infinity``, as Python and others do: where an input is made of it, it is
+        refused by its field.
+        """
+        try:
+            text = value.decode()
+            document = _decode(text)
+            if "\\ud" in text or "\\uD" in text:
+                # An escape may make half of a surrogate pair, which is no text: it could not be written anywhere.
+                _encode_any(document)
+        except RecursionError:
+            raise UndecodableRecord("the value is no JSON object: it is nested too deep") from None
+        except ValueError as exc:  # JSONDecodeError, Unicode errors, integers with too many digits
+            raise UndecodableRecord(f"the value is no JSON object: {str(exc)[:200]}") from exc
+        if not isinstance(document, dict):
+            shown = value[:MAX_SHOWN_CHARS].decode(errors="replace")
+            raise UndecodableRecord(f"the value is {shown!r}, expected a JSON object")
+        return document
+
+    def write(self, record: Mapping[str, object]) -> bytes:
+        """Return a result's bytes; numbers that JSON does not have (NaN, infinities) become null."""
+        try:
+            return _encode(record).encode()
+        except (ValueError, TypeError, RecursionError):
+            return _encode_plain(record)
+
+
+def _encode_any(document: object) -> None:
+    json.dumps(document, ensure_ascii=False).encode()
+
+
+def _encode_plain(record: Mapping[str, object]) -> bytes:
+    """Write a record some of whose values JSON does not have; bytes become text where they are some."""
+    name = ""
+    try:
+        plain: dict[str, object] = {}
+        for name, value in record.items():
+            plain[name] = _finite(value.decode() if isinstance(value, bytes) else value)
+            _encode(plain[name])
+        return _encode(plain).encode()
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise InvalidRequest(
+            f"field '{name}' cannot be written as JSON: {str(exc)[:200]}, expected a value that JSON has"
+        ) from exc
+
+
+def _finite(value: object) -> object:
+    """Return a value with null for each number that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return value
+
+
+class RawFormat:
+    """A value is bytes, such as an image: the field ``value`` has them."""
+
+    content_type = BINARY
+
+    def read(self, value: bytes) -> Mapping[str, object]:
+        """Return the one field."""
+        return {RAW_FIELD: value}
+
+    def write(self, record: Mapping[str, object]) -> bytes:
+        """Results are no raw bytes: a mapping file cannot say so."""
+        raise AssertionError(f"a result of {list(record)} cannot be raw bytes")
