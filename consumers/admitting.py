@@ -45,7 +45,7 @@ class Parts(Protocol):
 
 
 class Admitting:
-    """A `headrace.consumers.intake.Admission`."""
+    """A `headrace.consumers.admission.Admission`."""
 
     def __init__(self, worker: Parts) -> None:
         """Keep whose parts they are."""

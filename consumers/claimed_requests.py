@@ -13,27 +13,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from headrace.consumers.admission import Decoder
 from headrace.consumers.partition import Partition
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.repository.models import LoadedModel
 from headrace.schemas.batch import Entry
 from headrace.schemas.claim_check import Claim, ResolvedRecord, claim_of
 from headrace.schemas.errors import DeadlineExceeded, InferError, Reason
-from headrace.schemas.record import TP, Record
+from headrace.schemas.record import TP
 from headrace.schemas.requests import Decoded, Failure, RequestDecoder
 from headrace.streams.claims import Claims
 
 LOOK_S = 0.1
 """How often a line that waits looks whether its partition is still ours and whether there is room, seconds."""
-
-
-class Decoder(Protocol):
-    """Turns records into entries, see `headrace.consumers.intake.Decoder`."""
-
-    def decode(self, tp: TP, epoch: int, records: Sequence[Record]) -> Decoded:
-        """Decode one partition's records; never raises for what they hold."""
 
 
 class ClaimDecoder:

@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
 
+from headrace.consumers.admission import Decoder
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.suspects import Suspects
-from headrace.schemas.record import TP, Record
+from headrace.schemas.record import Record
 from headrace.schemas.requests import Decoded
-
-
-class Decoder(Protocol):
-    """Turns records into entries: `headrace.schemas.requests.RequestDecoder`, or a mapping of own topics."""
-
-    def decode(self, tp: TP, epoch: int, records: Sequence[Record]) -> Decoded:
-        """Decode one partition's records; never raises for what they hold."""
 
 
 class Reading:

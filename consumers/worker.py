@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from headrace.consumers import failures
+from headrace.consumers.admission import Decoder
 from headrace.consumers.admitting import Admitting
 from headrace.consumers.answering import Answering
 from headrace.consumers.assignment import Assignment
@@ -26,7 +27,6 @@ from headrace.consumers.model_sequences import ModelSequences
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.progress import Watch
-from headrace.consumers.reading import Decoder
 from headrace.consumers.refused_replies import RefusedReplies
 from headrace.consumers.remembered_answers import RememberedAnswers
 from headrace.consumers.settings import Clock, WorkerSettings
