@@ -129,6 +129,11 @@ class Client:
             await results.aclose()
         await self._stack.aclose()
 
+    @property
+    def late(self) -> int:
+        """Replies that came after their call had ended, and were dropped (FAULTS B63)."""
+        return 0 if self._gateway is None else self._gateway.late_replies
+
     def models(self) -> list[str]:
         """Return the names of the models that workers have announced, sorted."""
         return self._entered().fleet.models()
