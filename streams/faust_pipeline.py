@@ -16,23 +16,25 @@ async def watch(results):
 
 The only module that imports Faust; nothing else of Headrace imports this one. Faust is for what surrounds models: to
 join, window and count. It stays out of the inference path, because its worker may commit past a record that is still in
-flight: with a concurrency above one the offset of a slow record is skipped at a restart (FAULTS B13: its consumer takes
-the offset that it committed last for one that has been processed). What an agent loses so is a step of the pipeline;
-a request that reached its topic is Headrace's, and is answered.
+flight: with a concurrency above one a slow record is skipped at a restart (FAULTS B13: its consumer takes the offset
+that it committed last for one that has been processed). What is lost so is a step of the pipeline; a request that
+reached its topic is Headrace's, and is answered.
 
 What to know of faust-streaming 0.15:
 
 - An event is acknowledged when the agent asks for the next one, and just so when the agent raised (B18). Catch
-  `InferError`, and decide there.
+  `InferError` where you call `Pipeline.infer`, and decide there. A stop waits for the events that agents are at, so
+  keep ``timeout_s`` below the time that a stop may take.
 - It reads uncommitted records unless its own ``processing_guarantee`` is ``exactly_once``, so of a model with
   ``exactly_once`` it may see an answer whose transaction is aborted, and then the same answer again. At least once, an
   answer may come twice anyway: `headrace.streams.deduplicate.Deduplicator` takes ``event.message``.
-- A table has its changelog topic, which must have as many partitions as the topics that feed it, and so must all topics
-  of one agent: give `app_settings` the number that the model's topics have.
-- It joins its group only after the session timeout's first half on the embedded broker, whose `PROPERTIES`
-  (`headrace.streams.embedded`) are for it; 6 s (``session.timeout.ms``) is right for both kinds of broker.
-- ``python my_pipeline.py worker --without-web`` runs it: otherwise its web server listens on all interfaces, whatever
-  the app's settings say. It makes the folder ``<id>-data`` where it runs, unless ``--datadir`` names another.
+- A table's changelog must have as many partitions as the topic that feeds it: give `app_settings` the number that the
+  model's topics have. It also makes topics with one replica, unless ``topic_replication_factor`` says otherwise.
+- The embedded broker lets it join after half of its session timeout, which is a minute by its own default: 6 s
+  (``session.timeout.ms``) is right for both kinds of broker. A table may come back without its newest changes there.
+- ``python my_pipeline.py worker --without-web`` runs it: its web server listens on all interfaces otherwise, whatever
+  ``web_enabled`` says. It makes the folder ``<id>-data`` where it runs, unless ``--datadir`` names another. SIGTERM
+  ends it with status 0, a crash with 1.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ import mode
 from headrace.schemas.errors import ConfigError, LogError, Reason, Unavailable
 from headrace.schemas.record import AVRO, CONTENT_TYPES, Record
 from headrace.streams.call_records import expired
+from headrace.streams.claims import Claims
 from headrace.streams.client import Answer, Client, Inputs, Options
+from headrace.streams.client_async import DEFAULT_MAX_IN_FLIGHT, DEFAULT_TIMEOUT_S
 from headrace.streams.faust_records import (
     Written,
     key_of,
@@ -165,7 +169,10 @@ class Pipeline:
         app: Any,
         kafka: str | Mapping[str, str] | Log,
         topology: Topology = Topology(),  # noqa: B008  # frozen
-        **bounds: Any,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        claims: Claims | None = None,
     ) -> None:
         """Keep the parts.
 
@@ -173,10 +180,21 @@ class Pipeline:
             app: A `faust.App`.
             kafka: Its Kafka, as `headrace.streams.client.Client` takes it.
             topology: Names of topics.
-            bounds: Further arguments of that client: ``timeout_s``, ``max_in_flight``, ``claims``.
+            timeout_s: Seconds that a call of `infer` may take, unless it says so itself.
+            max_in_flight: Calls that may be open at once; further ones wait for their turn.
+            claims: Open store of values that no record can hold; without it such calls are refused.
         """
         self._topology = topology
-        self._asking = _Asking(app, lambda: Client(kafka, prefix=topology.prefix, **bounds))
+        self._asking = _Asking(
+            app,
+            lambda: Client(
+                kafka,
+                prefix=topology.prefix,
+                timeout_s=timeout_s,
+                max_in_flight=max_in_flight,
+                claims=claims,
+            ),
+        )
 
     def requests(self, model: str, content_type: str = AVRO) -> ModelTopic:
         """Return a model's requests topic: values are `headrace.schemas.infer.InferRequest`, or an `InferError`.

@@ -175,6 +175,17 @@ async def test_an_app_that_stops_ends_the_calls_that_are_open():
             await pipeline.infer("m", {"x": [1.0]})
 
 
+async def test_B13_faust_would_commit_past_a_record_in_flight():
+    """Why it stays out of the inference path; once this fails, that can be thought about again."""
+    app, _ = new_pipeline()
+    tp = faust.types.TP("t", 0)
+    consumer = app.consumer
+    consumer._thread.thread_loop.close()  # of the thread that never starts
+    consumer._committed_offset[tp] = 5  # the next one to read, which is in flight
+    consumer._acked[tp] = [6, 7]
+    assert consumer._new_offset(tp) == 8
+
+
 def test_kafkas_own_property_names_become_fausts_settings():
     """Brokers, times and sizes; nothing but what belongs to a Kafka."""
     found = app_settings({**KAFKA, **PROPERTIES, "max.request.size": "2000000"}, partitions=3)
