@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from headrace.consumers.admission import Decoder
 from headrace.consumers.partition import Partition
+from headrace.consumers.schema_requests import SchemaDecoder
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.repository.models import LoadedModel
 from headrace.schemas.batch import Entry
@@ -36,12 +37,14 @@ class ClaimDecoder:
     Attributes:
         decode: As the decoder's own: claimed requests come out as failures.
         claims: The store.
+        schemas: The decoder, where it has a Schema Registry beside it.
     """
 
     def __init__(self, decoder: Decoder, claims: Claims) -> None:
         """Keep the parts."""
         self.decode = decoder.decode
         self.claims = claims
+        self.schemas = decoder if isinstance(decoder, SchemaDecoder) else None
 
 
 def request_decoder(
@@ -58,6 +61,12 @@ def request_decoder(
     signatures = {number: version.signature for number, version in model.versions.items()}
     decoder = RequestDecoder(signatures, model_name=name, max_record_bytes=max_record_bytes)
     return decoder if claims is None else ClaimDecoder(decoder, claims)
+
+
+def schemas_of(decoder: Decoder) -> SchemaDecoder | None:
+    """Return the part of a decoder that has a Schema Registry beside it, None where there is none."""
+    found = decoder.schemas if isinstance(decoder, ClaimDecoder) else decoder
+    return found if isinstance(found, SchemaDecoder) else None
 
 
 class Outcome(NamedTuple):
@@ -213,11 +222,16 @@ class ClaimedRequests:
             dead = error.reason not in (Reason.TOO_LARGE, Reason.DEADLINE_PASSED)
             return Outcome(entry, 0, Failure(entry, error, dead_letter=dead))
         records = (ResolvedRecord(entry.record, value),)
-        decode = self._decoder.decode
-        if len(value) > self._settings.max_inline_bytes:
-            decoded = await asyncio.to_thread(decode, entry.tp, entry.epoch, records)
-        else:
-            decoded = decode(entry.tp, entry.epoch, records)
+
+        async def decode() -> Decoded:
+            decode = self._decoder.decode
+            if len(value) > self._settings.max_inline_bytes:
+                return await asyncio.to_thread(decode, entry.tp, entry.epoch, records)
+            return decode(entry.tp, entry.epoch, records)
+
+        decoded = await decode()
+        if self._decoder.schemas is not None:
+            decoded = await self._decoder.schemas.whole(decoded, decode)
         return _outcomes(decoded)[0]
 
     def _check_deadline(self, entry: Entry) -> None:

@@ -14,10 +14,11 @@ from functools import partial
 
 from headrace.consumers.admission import Admission, Decoder
 from headrace.consumers.batcher import Refusal
-from headrace.consumers.claimed_requests import ClaimDecoder, ClaimedRequests
+from headrace.consumers.claimed_requests import ClaimDecoder, ClaimedRequests, schemas_of
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
 from headrace.consumers.reading import Reading
+from headrace.consumers.schema_requests import SchemaLines, size_of
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.suspects import Suspects
 from headrace.schemas.batch import Entry
@@ -80,9 +81,10 @@ class Intake:
         self._shares = shares
         self._counts_settling = counts_settling
         self._claimed: ClaimedRequests | None = None
+        self._schemas: SchemaLines | None = None
         self._suspects = suspects
         self._reading = Reading(decoder, placement, settings.max_inline_bytes, suspects)
-        self._lines: list[ClaimedRequests | Suspects] = [] if suspects is None else [suspects]
+        self._lines: list[ClaimedRequests | SchemaLines | Suspects] = []
         self._room = asyncio.Event()
         self._cancelled: OrderedDict[bytes, None] = OrderedDict()
         self.stopped = False
@@ -97,8 +99,9 @@ class Intake:
     def stop(self, source: Source) -> None:
         """Admit nothing from now on; polling goes on for the membership's sake."""
         self.stopped = True
-        if self._claimed is not None:
-            self._claimed.close()
+        for line in (self._schemas, self._claimed):
+            if line is not None:
+                line.close()
         if self._suspects is not None:
             self._suspects.stop()
         self._pause(source, self._partitions.values())
@@ -116,6 +119,7 @@ class Intake:
 
     async def run(self, source: Source) -> None:
         """Poll for ever; ends by cancellation, or by a `LogError` of the source."""
+        ended, admit = partial(self._resume, source), partial(self._admit, source, waits=True)
         if isinstance(self._decoder, ClaimDecoder):
             self._claimed = ClaimedRequests(
                 self._decoder,
@@ -123,13 +127,23 @@ class Intake:
                 settings=self._settings,
                 clock=self._clock,
                 take=partial(self._take, source),
-                ended=partial(self._resume, source),
+                ended=ended,
                 sequences=self._sequences,
                 counts_settling=self._counts_settling,
             )
-            self._lines.append(self._claimed)
+        if (schemas := schemas_of(self._decoder)) is not None:
+            self._schemas = SchemaLines(
+                schemas,
+                self._partitions,
+                decode=self._reading.read,
+                route=partial(self._route, source),
+                admit=admit,
+                ended=ended,
+            )
         if self._suspects is not None:
-            self._suspects.begin(partial(self._admit, source), partial(self._resume, source))
+            self._suspects.begin(admit, ended)
+        lines = (self._suspects, self._schemas, self._claimed)
+        self._lines = [line for line in lines if line is not None]
         try:
             await self._poll(source)
         finally:
@@ -235,21 +249,38 @@ class Intake:
         if self._suspects is not None and self._suspects.takes(part, block):
             self._pause(source, (part,))
             return
+        if self._schemas is not None and self._schemas.joined(part, block):
+            self._pause(source, (part,))
+            return
         await self._admit(source, part, block)
 
-    async def _admit(self, source: Source, part: Partition, block: Block) -> None:
+    async def _admit(
+        self, source: Source, part: Partition, block: Block, *, waits: bool = False
+    ) -> None:
+        """Admit a block and take what it becomes; ``waits``: for its schemas, else it stands in line for them."""
         records = part.ledger.admit(block.records)
         if not records:
             self._admission.skipped(part)
             return
-        size = sum([len(r.value) for r in records if r.value is not None])
         part.in_flight += len(records)
-        part.in_flight_bytes += size
-        decoded = await self._reading.read(part, records, size)
+        part.in_flight_bytes += size_of(records)
+        decoded = await self._reading.read(part, records)
+        if self._schemas is not None:
+            if waits:
+                decoded = await self._schemas.whole(part, records, decoded)
+            elif self._schemas.takes(part, records, decoded):
+                self._pause(source, (part,))
+                return
+        self._route(source, part, records, decoded)
+
+    def _route(
+        self, source: Source, part: Partition, records: Sequence[Record], decoded: Decoded
+    ) -> None:
+        """Take what a block has become, unless it is ours no more."""
         if self.stopped or not self._is_ours(part):
             # Revoked, taken over anew or draining since: whoever owns it next reads these records.
             part.in_flight -= len(records)
-            part.in_flight_bytes -= size
+            part.in_flight_bytes -= size_of(records)
             return
         if self._suspects is not None:
             decoded = self._suspects.judge(part, decoded)

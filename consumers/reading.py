@@ -9,6 +9,7 @@ from itertools import chain
 from headrace.consumers.admission import Decoder
 from headrace.consumers.partition import Partition
 from headrace.consumers.placement import Placement
+from headrace.consumers.schema_requests import size_of
 from headrace.consumers.suspects import Suspects
 from headrace.schemas.record import Record
 from headrace.schemas.requests import Decoded
@@ -37,28 +38,22 @@ class Reading:
         self._max_inline_bytes = max_inline_bytes
         self._suspects = suspects
 
-    async def read(self, part: Partition, records: Sequence[Record], size: int) -> Decoded:
-        """Decode records; all reply topics are known then.
-
-        Args:
-            part: Their partition.
-            records: In offset order.
-            size: Bytes of their values.
-        """
+    async def read(self, part: Partition, records: Sequence[Record]) -> Decoded:
+        """Decode a partition's records, in offset order; all reply topics are known then."""
         if self._suspects is None:
-            decoded = await self._decode(part, records, size)
+            decoded = await self._decode(part, records)
         else:
             async with self._suspects.reading(part):
                 shown = self._suspects.shown(part, records)
-                decoded = await self._decode(part, shown, size)
+                decoded = await self._decode(part, shown)
         failed = [failure.entry for failure in decoded.failures]
         unknown = self._placement.unknown(chain(failed, *decoded.by_version.values()))
         if unknown:
             await self._placement.learn(unknown)
         return decoded
 
-    async def _decode(self, part: Partition, records: Sequence[Record], size: int) -> Decoded:
-        if size > self._max_inline_bytes:
+    async def _decode(self, part: Partition, records: Sequence[Record]) -> Decoded:
+        if size_of(records) > self._max_inline_bytes:
             # Heartbeats share the loop with us (FAULTS B2).
             return await asyncio.to_thread(self._decoder.decode, part.tp, part.epoch, records)
         return self._decoder.decode(part.tp, part.epoch, records)

@@ -22,6 +22,7 @@ from headrace.consumers.admission import Decoder
 from headrace.consumers.admitting import Admitting
 from headrace.consumers.answering import Answering
 from headrace.consumers.assignment import Assignment
+from headrace.consumers.claimed_requests import schemas_of
 from headrace.consumers.intake import Intake
 from headrace.consumers.model_sequences import ModelSequences
 from headrace.consumers.partition import Partition
@@ -153,7 +154,9 @@ class ModelWorker:
     def troubled(self) -> str:
         """Return why it does not serve all that is assigned, ``""`` if it does."""
         stands = "" if self._watch is None else self._watch.trouble()
-        return self.trouble.text or stands or self.answering.trouble()
+        schemas = schemas_of(self._decoder)
+        waits = "" if schemas is None else schemas.trouble
+        return self.trouble.text or stands or waits or self.answering.trouble()
 
     def crashes(self) -> Mapping[TP, int]:
         """Return how many owners in a row each partition of ours has cost without progress (P-14)."""

@@ -32,7 +32,7 @@ from headrace.schemas.framing import CONFLUENT, HEAD_BYTES, framed, schema_id, s
 PLAIN_TYPE = "application/avro"
 FRAMED_TYPE = f"{PLAIN_TYPE}; framing={CONFLUENT}"
 MAX_READERS = 1000
-"""Writers' schemas that a topic's format knows at a time; those that were met last stay."""
+"""Writers' schemas that a format knows at a time; the others are brought again when they are met."""
 
 MAX_SHOWN = 60
 """Characters of a value that an error repeats."""
@@ -141,12 +141,19 @@ class FramedAvro:
 
     content_type = FRAMED_TYPE
 
-    def __init__(self, schema: str = "", *, writes_as: int | None = None) -> None:
+    def __init__(
+        self,
+        schema: str = "",
+        *,
+        writes_as: int | None = None,
+        max_readers: int = MAX_READERS,
+    ) -> None:
         """Prepare.
 
         Args:
             schema: That records are read with, and written; ``""`` reads each as it was written, and writes none.
             writes_as: The id under which it is registered; None writes none.
+            max_readers: Writers' schemas that are known at a time, beside those of the blocks that are read now.
 
         Raises:
             ConfigError: The schema is none that can be used.
@@ -154,26 +161,18 @@ class FramedAvro:
         self._schema = _configured(schema) if schema else None
         self._known: OrderedDict[int, _Reader | str] = OrderedDict()  # or why it cannot be used
         self._absent: set[int] = set()
+        self._max_readers = max_readers
         self._writer: _Writer | None = None
         if writes_as is not None:
             assert self._schema is not None
             self._writer = _Writer(self._schema, framed(writes_as))
 
     def missing(self, values: Iterable[bytes | None]) -> Set[int]:
-        """Return the ids of the schemas that are not known yet; those that there were none of may be there now."""
-        known = self._known
-        self._absent.clear()
-        found = schema_ids(values)
-        lacking = set()
-        for number in found:
-            if number in known:
-                known.move_to_end(number)
-            else:
-                lacking.add(number)
-        return lacking
+        """Return the ids of the schemas that are not known yet."""
+        return schema_ids(values) - self._known.keys() - self._absent
 
     def learn(self, schema_id: int, schema: str | None) -> None:
-        """Take a schema, or that there is none."""
+        """See `headrace.schemas.mapping_format.RegistryFormat`."""
         if schema is None:
             self._absent.add(schema_id)
             return
@@ -181,8 +180,11 @@ class FramedAvro:
             self._known[schema_id] = _Reader(read_schema(schema), self._schema)
         except InvalidRequest as exc:
             self._known[schema_id] = exc.detail
-        self._known.move_to_end(schema_id)
-        if len(self._known) > MAX_READERS:
+
+    def forget(self) -> None:
+        """See `headrace.schemas.mapping_format.RegistryFormat`; those that were learned first go."""
+        self._absent.clear()
+        while len(self._known) > self._max_readers:
             self._known.popitem(last=False)
 
     def read(self, value: bytes) -> Mapping[str, object]:

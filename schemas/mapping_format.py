@@ -109,11 +109,18 @@ class RegistryFormat(RecordFormat, Protocol):
     def missing(self, values: Iterable[bytes | None]) -> Set[int]:
         """Return the ids of the schemas that reading these values takes and that are not known yet.
 
-        Cheap: called with every block. Values that are no such records name none; `read` says what is wrong with them.
+        Values that are no such records name none; `read` says what is wrong with them. Of a value whose schema is not
+        known it raises `SchemaNeeded`.
         """
 
     def learn(self, schema_id: int, schema: str | None) -> None:
         """Take a schema that was fetched; None is a registry's word that there is none: `read` raises that then."""
+
+    def forget(self) -> None:
+        """Forget, once a block was read, which schemas there were none of, and those known that are too many.
+
+        The registry may have one for the next block.
+        """
 
 
 class Schemas(Protocol):
