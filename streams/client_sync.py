@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from headrace.schemas.errors import Unavailable
 from headrace.schemas.infer import SequenceId
@@ -22,11 +22,51 @@ from headrace.streams.log import Log
 T = TypeVar("T")
 
 
-class Call(Protocol):
-    """Runs something in the client's thread and waits for it."""
+class Portal:
+    """The way into the thread of an open client, from any other one."""
 
-    def __call__(self, make: Callable[[Client], Awaitable[T]]) -> T:
-        """See `SyncClient`."""
+    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        """Keep the client, and the loop that runs it."""
+        self.client = client
+        self._loop = loop
+        self._stop = asyncio.Event()
+
+    def call(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Await in the thread what ``make`` returns there, and wait for it; given up when the waiting is interrupted.
+
+        Raises:
+            InferError: The call's; `Unavailable` where the client closes before it ends.
+        """
+        future = self._start(make)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise Unavailable("the client was closed before an answer came") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def forget(self, make: Callable[[], Awaitable[object]]) -> None:
+        """Start the same and wait for nothing: the collector may free a generator in the client's own thread."""
+        with suppress(Unavailable):
+            self._start(make)
+
+    def stop(self) -> None:
+        """Let `stopped` return, if the thread has not ended already."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def stopped(self) -> None:
+        """Wait for `stop`; in the thread."""
+        await self._stop.wait()
+
+    def _start(self, make: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
+        coroutine = _awaited(make)
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise Unavailable("the client is closed") from None
 
 
 class SyncClient:
@@ -60,11 +100,8 @@ class SyncClient:
             claims=claims,
         )
         self._make()  # refuses here what it would refuse in the thread
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: Client | None = None
-        self._stop: asyncio.Event | None = None
-        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._portal: Portal | None = None
+        self._thread: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def __enter__(self) -> Self:
         """Start the thread and connect.
@@ -72,47 +109,54 @@ class SyncClient:
         Raises:
             LogError: As `Client`.
         """
-        opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._ended = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=self._live, args=(opened,), name="headrace-client", daemon=True
-        )
-        self._thread.start()
+        opened: concurrent.futures.Future[Portal] = concurrent.futures.Future()
+        self._thread = concurrent.futures.Future()
+        threading.Thread(
+            target=self._live, args=(opened, self._thread), name="headrace-client", daemon=True
+        ).start()
         try:
-            opened.result()
+            self._portal = opened.result()
         except BaseException:
-            self._end()
+            # Interrupted, it may yet open: then it shall close at once.
+            opened.add_done_callback(_stop_opened)
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
         """End what is open with `Unavailable`, disconnect and end the thread."""
-        self._end()
-        self._ended.result()
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            portal.stop()
+            self._thread.result()
 
     def models(self) -> list[str]:
         """See `Client.models`."""
-        return self._call(lambda client: _now(client.models))
+        portal = self._opened()
+        return portal.call(lambda: _now(portal.client.models))
 
     def infer(self, model: str, inputs: Inputs, **options: Unpack[Options]) -> Answer:
         """See `Client.infer`."""
-        return self._call(lambda client: client.infer(model, inputs, **options))
+        portal = self._opened()
+        return portal.call(lambda: portal.client.infer(model, inputs, **options))
 
     def stream(self, model: str, inputs: Inputs, **options: Unpack[Options]) -> Iterator[Answer]:
-        """See `Client.stream`; whoever stops before its end closes it, or lets go of it."""
-        answers = self._opened().stream(model, inputs, **options)
-        yield from _each(answers, self._call)
+        """See `Client.stream`; it is closed where its reader stops."""
+        portal = self._opened()
+        yield from _each(portal, portal.client.stream(model, inputs, **options))
 
     def send(self, model: str, inputs: Inputs, **options: Unpack[Options]) -> None:
         """See `Client.send`."""
-        self._call(lambda client: client.send(model, inputs, **options))
+        portal = self._opened()
+        portal.call(lambda: portal.client.send(model, inputs, **options))
 
     def sequence(
         self, model: str, sequence_id: SequenceId = 0, *, version: str = ""
     ) -> SyncSequenceSteps:
         """See `Client.sequence`."""
-        steps = self._opened().sequence(model, sequence_id, version=version)
-        return SyncSequenceSteps(steps, self._call)
+        portal = self._opened()
+        return SyncSequenceSteps(
+            portal, portal.client.sequence(model, sequence_id, version=version)
+        )
 
     def results(
         self,
@@ -123,67 +167,49 @@ class SyncClient:
         to_end: bool = False,
     ) -> SyncResults:
         """See `Client.results`."""
-        results = self._call(
-            lambda client: _now(
-                lambda: client.results(
-                    model, topic=topic, from_beginning=from_beginning, to_end=to_end
-                )
-            )
+        portal = self._opened()
+        make = partial(
+            portal.client.results,
+            model,
+            topic=topic,
+            from_beginning=from_beginning,
+            to_end=to_end,
         )
-        return SyncResults(results, self._call)
+        return SyncResults(portal, portal.call(lambda: _now(make)))
 
-    def _opened(self) -> Client:
-        if self._client is None:
+    def _opened(self) -> Portal:
+        if self._portal is None:
             raise Unavailable("the client is not open, expected a call inside its `with` block")
-        return self._client
+        return self._portal
 
-    def _call(self, make: Callable[[Client], Awaitable[T]]) -> T:
-        """Run a coroutine in the thread and wait for it; given up when the waiting is interrupted."""
-        client, loop = self._opened(), self._loop
-        assert loop is not None
-        future = asyncio.run_coroutine_threadsafe(_awaited(make(client)), loop)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise Unavailable("the client was closed before an answer came") from None
-        except BaseException:
-            future.cancel()
-            raise
-
-    def _end(self) -> None:
-        self._client = None
-        if self._loop is not None and self._stop is not None:
-            with suppress(RuntimeError):  # it has ended already
-                self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread is not None:
-            self._thread.join()
-        self._loop = self._thread = self._stop = None
-
-    def _live(self, opened: concurrent.futures.Future[None]) -> None:
+    def _live(
+        self,
+        opened: concurrent.futures.Future[Portal],
+        ended: concurrent.futures.Future[None],
+    ) -> None:
         try:
             asyncio.run(self._serve(opened))
         except BaseException as exc:  # noqa: BLE001  # handed to whoever waits
             if not opened.done():
                 opened.set_exception(exc)
-            self._ended.set_exception(exc)
+            ended.set_exception(exc)
         else:
-            self._ended.set_result(None)
+            ended.set_result(None)
 
-    async def _serve(self, opened: concurrent.futures.Future[None]) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+    async def _serve(self, opened: concurrent.futures.Future[Portal]) -> None:
         async with self._make() as client:
-            self._client = client
-            opened.set_result(None)
-            await self._stop.wait()
+            portal = Portal(client, asyncio.get_running_loop())
+            opened.set_result(portal)
+            await portal.stopped()
 
 
 class SyncSequenceSteps:
     """`SequenceSteps` under the same names. A context manager."""
 
-    def __init__(self, steps: SequenceSteps, call: Call) -> None:
-        """Keep the steps, and what runs them."""
+    def __init__(self, portal: Portal, steps: SequenceSteps) -> None:
+        """Keep the steps, and where they run."""
+        self._portal = portal
         self._steps = steps
-        self._call = call
 
     @property
     def id(self) -> SequenceId:
@@ -197,36 +223,35 @@ class SyncSequenceSteps:
 
     def __enter__(self) -> Self:
         """See `SequenceSteps.__aenter__`."""
-        self._call(lambda _: self._steps.__aenter__())
+        self._portal.call(self._steps.__aenter__)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """See `SequenceSteps.__aexit__`."""
-        self._call(lambda _: self._steps.__aexit__(*exc))
+        self._portal.call(lambda: self._steps.__aexit__(*exc))
 
     def infer(self, inputs: Inputs, *, end: bool = False, **options: Unpack[Options]) -> Answer:
         """See `SequenceSteps.infer`."""
-        return self._call(lambda _: self._steps.infer(inputs, end=end, **options))
+        return self._portal.call(lambda: self._steps.infer(inputs, end=end, **options))
 
     def stream(
         self, inputs: Inputs, *, end: bool = False, **options: Unpack[Options]
     ) -> Iterator[Answer]:
         """See `SequenceSteps.stream`."""
-        answers = self._steps.stream(inputs, end=end, **options)
-        yield from _each(answers, self._call)
+        yield from _each(self._portal, self._steps.stream(inputs, end=end, **options))
 
 
 class SyncResults:
     """`Results` under the same names: an iterator, and a context manager that closes it."""
 
-    def __init__(self, results: Results, call: Call) -> None:
-        """Keep the results, and what reads them."""
+    def __init__(self, portal: Portal, results: Results) -> None:
+        """Keep the results, and where they are read."""
+        self._portal = portal
         self._results = results
-        self._call = call
 
     def __enter__(self) -> Self:
         """See `Results.__aenter__`."""
-        self._call(lambda _: self._results.__aenter__())
+        self._portal.call(self._results.__aenter__)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -239,24 +264,28 @@ class SyncResults:
 
     def __next__(self) -> Result:
         """Return the next result; waits for one."""
-        result = self._call(lambda _: anext(self._results, None))
+        result = self._portal.call(lambda: anext(self._results, None))
         if result is None:
             raise StopIteration
         return result
 
     def close(self) -> None:
         """Read no more."""
-        self._call(lambda _: self._results.aclose())
+        self._portal.call(self._results.aclose)
 
 
-def _each(answers: AsyncGenerator[Answer, None], call: Call) -> Iterator[Answer]:
-    """Hand on what a stream yields; it is closed where its reader stops, unless the client has closed it."""
+def _stop_opened(opened: concurrent.futures.Future[Portal]) -> None:
+    if opened.exception() is None:
+        opened.result().stop()
+
+
+def _each(portal: Portal, answers: AsyncGenerator[Answer, None]) -> Iterator[Answer]:
+    """Hand on what a stream yields; it is closed where its reader stops."""
     try:
-        while (answer := call(lambda _: anext(answers, None))) is not None:
+        while (answer := portal.call(lambda: anext(answers, None))) is not None:
             yield answer
     finally:
-        with suppress(Unavailable):
-            call(lambda _: answers.aclose())
+        portal.forget(answers.aclose)
 
 
 async def _now(make: Callable[[], T]) -> T:
@@ -264,6 +293,6 @@ async def _now(make: Callable[[], T]) -> T:
     return make()
 
 
-async def _awaited(awaitable: Awaitable[T]) -> T:
-    """Await what may be no coroutine, such as the next step of a generator."""
-    return await awaitable
+async def _awaited(make: Callable[[], Awaitable[T]]) -> T:
+    """Make and await what may be no coroutine, such as the next step of a generator."""
+    return await make()

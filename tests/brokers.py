@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,24 +76,36 @@ def cache() -> Path:
 
 def jars() -> Path:
     """Return the folder of Kafka's jars, fetched by Maven at the first time, and archive the classes of a broker."""
+    return fetched(POM, cache(), _archive_classes)
+
+
+def fetched(pom: Path, folder: Path, finish: Callable[[Path], None] = lambda _: None) -> Path:
+    """Return the folder of the jars that a pom names, fetched by Maven at the first time.
+
+    Args:
+        pom: File.
+        folder: Where to keep them; with what ``finish`` makes of them, and only for this very pom.
+        finish: Called with their folder once they are there.
+    """
     if shutil.which("java") is None:
         raise Unavailable("Java 17 or newer is not installed")
-    libs, ready = cache() / "libs", cache() / "ready"
-    cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "lock").open("w") as lock:
+    libs, ready = folder / "libs", folder / "ready"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may start at once
-        if ready.exists() and ready.read_text() == POM.read_text():
+        if ready.exists() and ready.read_text() == pom.read_text():
             return libs
         if shutil.which("mvn") is None:
             raise Unavailable("Maven is not installed")
-        command = ["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"]
+        shutil.rmtree(libs, ignore_errors=True)  # another version of a jar would stand beside it
+        command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
         done = subprocess.run(
             [*command, f"-DoutputDirectory={libs}"], capture_output=True, text=True, check=False
         )
         if done.returncode != 0:
-            raise Unavailable(f"Maven could not fetch Kafka: {done.stdout[-500:]}")
-        _archive_classes(libs)
-        ready.write_text(POM.read_text())
+            raise Unavailable(f"Maven could not fetch what {pom} names: {done.stdout[-500:]}")
+        finish(libs)
+        ready.write_text(pom.read_text())
     return libs
 
 

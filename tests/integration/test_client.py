@@ -98,6 +98,9 @@ async def test_a_client_asks_streams_steps_and_reads_results(logs):
         named = await client.infer("echo", {"x": [[1]]}, id="mine", version="1")
         assert (named.response.id, named.response.model_version) == ("mine", "1")
 
+        keyed = [await client.infer("echo", {"x": [[2]]}, key="k") for _ in range(2)]
+        assert [answer.is_replayed for answer in keyed] == [False, True]
+
         streamed = [a async for a in client.stream("each", {"x": [[5, 6, 7]]})]
         assert [a["y"].tolist() for a in streamed] == [[[5]], [[6]], [[7]]]
         assert [a.final for a in streamed] == [False, False, True]
