@@ -16,7 +16,7 @@ import fastavro
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import recurrent, workload
+from benchmarks import business, recurrent, workload
 from benchmarks.processes import ROOT
 from benchmarks.workload import INPUT, OUTPUT, POOL, SIZES, Floats, pool
 
@@ -167,6 +167,32 @@ class Steps(Avro):
         return b"%d" % (1 + int(text or 0) % self._live)  # 0 is no sequence's id
 
 
+class Business:
+    """Records of `benchmarks.business`, from the loop and from the worker; the key is the payment's number."""
+
+    def __init__(self, word: str) -> None:
+        """Keep whether they are in ``json`` or ``avro``."""
+        self._word = word
+        self._value = business.json_value if word == "json" else business.avro_value
+
+    def request(self, number: int) -> Request:
+        return Request(b"%d" % number, self._value(number), [])
+
+    def answer(self, key: bytes, value: bytes, headers: Headers) -> tuple[int, Floats]:
+        if headers and dict(headers).get("status") != b"OK":
+            raise WrongAnswer(f"the answer with key {key!r} has headers {headers}")
+        number, found = business.read_result(value, self._word)
+        if number != int(key):
+            raise WrongAnswer(f"the answer with key {key!r} is of payment {number}")
+        return number, found
+
+    def mark(self, key: bytes, headers: Headers) -> bytes:  # noqa: ARG002  # all formats are asked alike
+        return key
+
+    def is_right(self, numbers: Numbers, answers: Floats) -> npt.NDArray[np.bool_]:
+        return business.is_right(numbers, answers)
+
+
 def _is_poisoned(number: Any) -> Any:
     """Tell of one number, or of each of an array."""
     return number % POISONED_EVERY == POISONED_EVERY // 2
@@ -198,4 +224,5 @@ FORMATS: Mapping[str, Callable[[], Format]] = {
     "avro": Avro,
     "poisoned": Poisoned,
     **{steps(live): partial(Steps, live) for live in LIVE},
+    **{f"business-{word}": partial(Business, word) for word in ("json", "avro")},
 }

@@ -43,5 +43,8 @@ class Admission(Protocol):
     def went_back(self, part: Partition, offset: int) -> None:
         """Take a partition over again that hands out an offset below those it had handed out."""
 
+    def passed_over(self, entries: Sequence[Entry]) -> None:
+        """Finish records that nobody is to answer: null values of a mapped topic."""
+
     def skipped(self, part: Partition) -> None:
         """Take note that records of a partition were finished before and are not run again (P-1)."""

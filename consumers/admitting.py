@@ -109,6 +109,10 @@ class Admitting:
         for number, steps in routed.by_version.items():
             self._worker.answering.offer_steps(number, steps)
 
+    def passed_over(self, entries: Sequence[Entry]) -> None:
+        """Finish records without an answer."""
+        self._worker.answering.publish((), entries)
+
     def skipped(self, part: Partition) -> None:
         """Let a position be committed that moved without an answer."""
         self._worker.answering.skipped(part)

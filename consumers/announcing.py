@@ -161,6 +161,7 @@ class Announcing:
             timeout_ms=int(self._settings.status_timeout_s * 1000),
             url=self._settings.advertised_url,
             sequences=None if worker.sequences is None else worker.sequences.count(),
+            mapped=worker.mapped,
         )
 
     def _state(self, name: str, version: Version) -> tuple[ModelState, str]:

@@ -57,6 +57,7 @@ class Assignment:
         suspend: Callable[[TP], int] | None = None,
         rebalanced: Callable[[float], None] = lambda _: None,
         marks: Marks | None = None,
+        from_end: bool = False,
     ) -> None:
         """Keep the parts; `attach` brings those that are made later.
 
@@ -70,6 +71,7 @@ class Assignment:
             suspend: As ``drop``, of a revoked partition that may come back: its state is kept.
             rebalanced: Told the seconds from giving up what there was until what was assigned is read.
             marks: What this process says of attempts (P-14); None where the log would not keep it.
+            from_end: A partition of which nothing was ever committed is read from its end.
         """
         self.partitions: dict[TP, Partition] = {}
         self.rebalances = 0
@@ -82,6 +84,7 @@ class Assignment:
         self._suspend = suspend or drop
         self._rebalanced = rebalanced
         self._marks = marks
+        self._from_end = from_end
         self._marking = asyncio.Lock()
         self._source: Source | None = None
         self._delivery: Delivery | None = None
@@ -260,7 +263,9 @@ class Assignment:
                 # lack it (D5, D5b), a state that is read before the position a step that this has passed; and only who
                 # is still the owner afterwards may trust either.
                 taken = await self._fence(left)
-                positions = await read_positions(self._source, taken, self._marks)
+                positions = await read_positions(
+                    self._source, taken, self._marks, from_end=self._from_end
+                )
                 if self._stateful is not None:
                     await self._stateful.restore([part for part in taken if part.tp not in kept])
                 confirmed = await self._confirm(self._source, taken, positions)
@@ -303,7 +308,8 @@ class Assignment:
                 staying,
                 {part.tp: positions[part.tp] for part in staying if part.tp in positions},
                 mode=self._mode,
-                is_stateful=self._stateful is not None,
+                # An end that was found is committed: what comes behind it must not be passed over at the next start.
+                confirms=self._stateful is not None or self._from_end,
             )
 
     def _activate(

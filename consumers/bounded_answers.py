@@ -38,6 +38,7 @@ def bound_answer(entry: Entry, out: Out, *, max_bytes: int, encode: ErrorEncoder
         bare = Entry()
         bare.tp, bare.record, bare.content_type = entry.tp, entry.record, entry.content_type
         bare.accept = entry.accept
+        bare.passed = None if entry.passed is None else ()
         bare.set_attempt(entry.attempt)
         out.key = None
         out.value, out.headers = encode(bare, error, "")

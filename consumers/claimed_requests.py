@@ -48,7 +48,11 @@ class ClaimDecoder:
 
 
 def request_decoder(
-    name: str, model: LoadedModel, max_record_bytes: int, claims: Claims | None
+    name: str,
+    model: LoadedModel,
+    max_record_bytes: int,
+    claims: Claims | None,
+    mapped: Decoder | None = None,
 ) -> Decoder:
     """Return the decoder of a model's requests, beside the store where there is one.
 
@@ -57,9 +61,12 @@ def request_decoder(
         model: Its versions.
         max_record_bytes: Larger values are refused, also from the store.
         claims: The store; without it claimed requests are answered that there is none.
+        mapped: Reads the records of a mapped topic; None where they are V2 requests.
     """
     signatures = {number: version.signature for number, version in model.versions.items()}
-    decoder = RequestDecoder(signatures, model_name=name, max_record_bytes=max_record_bytes)
+    decoder = mapped or RequestDecoder(
+        signatures, model_name=name, max_record_bytes=max_record_bytes
+    )
     return decoder if claims is None else ClaimDecoder(decoder, claims)
 
 

@@ -282,6 +282,8 @@ class Intake:
             part.in_flight -= len(records)
             part.in_flight_bytes -= size_of(records)
             return
+        if decoded.skipped:
+            self._admission.passed_over(decoded.skipped)
         if self._suspects is not None:
             decoded = self._suspects.judge(part, decoded)
         if self._claimed is not None and self._claimed.takes(part, decoded):

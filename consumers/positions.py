@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 async def read_positions(
-    source: Source, parts: Sequence[Partition], marks: Marks | None
+    source: Source, parts: Sequence[Partition], marks: Marks | None, *, from_end: bool
 ) -> Mapping[TP, Position]:
     """Read committed positions, F included, into the ledgers (P-1); the beginning where there is none.
 
@@ -22,6 +22,7 @@ async def read_positions(
         source: Whose group it is.
         parts: Being taken over.
         marks: What this process says of attempts; None where the log would not keep it.
+        from_end: Where nothing was ever committed, the end is it: a topic of other people's may have years of records.
 
     Returns:
         What is to be confirmed: the positions as they were read, and marked where the partition's ledger has a mark.
@@ -32,6 +33,7 @@ async def read_positions(
     committed = await source.committed(tps)
     ends = await source.end_offsets(tps)
     found: dict[TP, Position] = {}
+    unread = {tp for tp in tps if committed[tp] is None} if from_end else frozenset[TP]()
     for part in parts:
         tp, position = part.tp, committed[part.tp]
         if position is not None and position.offset > ends[tp]:
@@ -47,7 +49,8 @@ async def read_positions(
             if warning:
                 logger.warning("%s/%d: %s", tp.topic, tp.partition, warning)
     fresh = tps - found.keys()
-    first = await source.beginning_offsets(fresh) if fresh else {}
+    first = dict(await source.beginning_offsets(fresh)) if fresh else {}
+    first |= {tp: ends[tp] for tp in unread}
     for part in parts:
         tp = part.tp
         if tp in fresh:
@@ -71,7 +74,7 @@ async def confirm_positions(
     positions: Mapping[TP, Position],
     *,
     mode: Mode,
-    is_stateful: bool,
+    confirms: bool,
 ) -> Set[TP]:
     """Return the partitions that are ours behind all that was read of them (P-5 step 4).
 
@@ -80,7 +83,7 @@ async def confirm_positions(
     marked = {p.tp: positions[p.tp] for p in parts if p.tp in positions and p.ledger.mark}
     others = {tp: at for tp, at in positions.items() if tp not in marked}
     confirmed: Set[TP] = frozenset()
-    if is_stateful and mode is Mode.AT_LEAST_ONCE:
+    if confirms and mode is Mode.AT_LEAST_ONCE:
         marked, others = dict(positions), {}
     if marked:
         confirmed = await source.confirm(marked)

@@ -125,6 +125,7 @@ class SequenceParts:
         settings: WorkerSettings,
         clock: Clock,
         metrics: SequenceMetrics,
+        first_sight: bool = False,
     ) -> None:
         """Make them.
 
@@ -137,6 +138,7 @@ class SequenceParts:
             settings: Bounds.
             clock: Time.
             metrics: Where to count.
+            first_sight: A request of no live sequence starts one.
 
         Raises:
             ConfigError: A state does not fit into a record; or the model has memory of its own, and a partition
@@ -149,6 +151,7 @@ class SequenceParts:
         self._topic = topology.requests(name)
         self._versions = versions
         self._clock = clock
+        self._first_sight = first_sight
         self._split_seen: set[bytes] = set()
         _check_size(model, log.max_record_bytes)
         self._bounds = backlog_bounds(settings, len(model.versions))
@@ -189,6 +192,7 @@ class SequenceParts:
             release=self._release,
             adopt=self._adopt,
             on_split=self._split,
+            first_sight=self._first_sight,
         )
 
     def _keyed(

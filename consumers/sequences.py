@@ -46,6 +46,7 @@ class Sequences(SequenceTables):
         release: Callable[[LiveSequence], None],
         adopt: Callable[[LiveSequence], None],
         on_split: Callable[[bytes, TP, TP], None] = lambda *_: None,
+        first_sight: bool = False,
     ) -> None:
         """Start without partitions.
 
@@ -59,6 +60,7 @@ class Sequences(SequenceTables):
             release: Takes an idle sequence's slot away.
             adopt: Hands a sequence's queue to the batcher of its ``home``.
             on_split: Told of a sequence that is live on two partitions.
+            first_sight: A request of no live sequence starts one, whatever ended before; for topics that people map.
         """
         super().__init__(
             signatures,
@@ -74,6 +76,7 @@ class Sequences(SequenceTables):
         self._max_live = max_live
         self._adopt = adopt
         self._on_split = on_split
+        self._first_sight = first_sight
 
     def route(self, tp: TP, entries: Sequence[Entry]) -> Routed:
         """Decide what becomes of a block's records; sets ``sequence``, ``version`` and maybe ``error`` of each.
@@ -166,8 +169,10 @@ class Sequences(SequenceTables):
         at_ms = entry.record.timestamp
         if lane is not None and lane.is_open and at_ms - lane.timestamp_ms > self._idle_ms:
             lane.is_open, lane.closed_as = False, Flag.EXPIRED
-            if not entry.sequence_start:
+            if not (entry.sequence_start or self._first_sight):
                 return self._words.expired(entry.sequence_id, at_ms - lane.timestamp_ms)
+        if self._first_sight and (lane is None or not lane.is_open):
+            entry.sequence_start = True
         if entry.sequence_start:
             if lane is None:
                 if self._live >= self._max_live:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol, Self
 
 from headrace.backends.backend import Instance
@@ -19,7 +20,9 @@ from headrace.consumers.batcher import Batcher
 from headrace.consumers.cancelling import Cancelling
 from headrace.consumers.claimed_requests import request_decoder
 from headrace.consumers.delivery_mode import require_mode
+from headrace.consumers.encoding import Encoder
 from headrace.consumers.instances import Instances
+from headrace.consumers.mapped import MappedModel
 from headrace.consumers.observe import ModelObserver, SequenceMetrics, WorkerMetrics
 from headrace.consumers.observe_attempts import AttemptMetrics
 from headrace.consumers.observe_keys import KeyMetrics
@@ -37,6 +40,7 @@ from headrace.consumers.supervision import Supervision
 from headrace.consumers.suspects import attempting_on
 from headrace.consumers.version import Healthy, Version
 from headrace.consumers.version_parts import fault_bounds, make_batcher, stage_rows, supervision
+from headrace.consumers.watch_loop import watch_loop
 from headrace.consumers.worker import ModelWorker
 from headrace.repository.models import LoadedModel, LoadedVersion
 from headrace.repository.repository import Repository
@@ -51,9 +55,6 @@ from headrace.streams.topology import Topology
 from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger(__name__)
-
-LOOP_LAG_INTERVAL_S = 0.25
-"""How often the loop's lag is measured, seconds (FAULTS B2)."""
 
 
 class InstancePool(Instances, Healthy, Protocol):
@@ -85,6 +86,7 @@ class Worker:
         clock: Clock | None = None,
         pool: Callable[[Sequence[Instance], str], InstancePool] = Pool,
         claims: Claims | None = None,
+        mapped: Mapping[str, MappedModel] = MappingProxyType({}),
     ) -> None:
         """Keep the parts.
 
@@ -96,6 +98,7 @@ class Worker:
             clock: Time; the machine's unless given.
             pool: Makes the instances' threads; simulations bring their own.
             claims: Store of values that no record can hold; without it records that need one are answered so.
+            mapped: Models on topics of other people's, whose names the topology has.
         """
         self.models: dict[str, ModelWorker] = {}
         self.registry = CollectorRegistry()
@@ -114,6 +117,7 @@ class Worker:
         self._key_metrics = KeyMetrics(self.registry)
         self._pool = pool
         self._claims = claims
+        self._mapped = mapped
         self._pools: list[InstancePool] = []
         self._missing: tuple[str, ...] = ()
         self._counts: dict[str, int] = {}
@@ -201,7 +205,7 @@ class Worker:
                 tasks.create_task(cancelling.run()),
                 tasks.create_task(self._announcing.run()),
                 tasks.create_task(self._watch_topics()),
-                tasks.create_task(self._watch_loop()),
+                tasks.create_task(watch_loop(self.models, self._metrics)),
             ]
             serving = [tasks.create_task(w.run(stop)) for w in self.models.values()]
             await stop.wait()
@@ -253,6 +257,8 @@ class Worker:
 
     async def _model_worker(self, name: str, model: LoadedModel, dead_letters: int) -> ModelWorker:
         topology, settings, clock = self._topology, self._settings, self._clock
+        mapped = self._mapped.get(name)
+        own = None if mapped is None else mapped.decoder(settings.max_record_bytes)
         results = topology.results(name)
         mode = require_mode(self._log, model.config, settings.delivery)
         placement = Placement(
@@ -266,7 +272,7 @@ class Worker:
         answering = Answering(
             name,
             placement=placement,
-            encode_error=encode_error,
+            encode_error=encode_error if mapped is None else mapped.encode_error(),
             dead_letters=(topology.dead_letters, dead_letters),
             max_record_bytes=self._log.max_record_bytes,
             max_inline_bytes=settings.max_inline_bytes,
@@ -292,7 +298,7 @@ class Worker:
             group=topology.group(name),
             topic=topology.requests(name),
             partition_count=await self._partitions(topology.requests(name)),
-            decoder=request_decoder(name, model, settings.max_record_bytes, self._claims),
+            decoder=request_decoder(name, model, settings.max_record_bytes, self._claims, own),
             answering=answering,
             placement=placement,
             settings=settings,
@@ -303,6 +309,8 @@ class Worker:
             transactions=self._transaction_metrics.model(name) if answering.replies else None,
             rebalanced=self._metrics.rebalance.labels(name).observe,
             attempting=attempting_on(self._log, settings, self._alone, self._attempts.model(name)),
+            from_end=mapped is not None and mapped.from_end,
+            mapped="" if mapped is None else mapped.word,
         )
 
     def _sequence_parts(
@@ -319,6 +327,7 @@ class Worker:
             settings=self._settings,
             clock=self._clock,
             metrics=self._sequence_metrics,
+            first_sight=name in self._mapped and self._mapped[name].first_sight,
         )
 
     def _version(
@@ -348,12 +357,17 @@ class Worker:
         return Version(
             scheduler,
             pool,
-            ResponseEncoder(loaded.signature, loaded.labels),
+            self._encoder(name, loaded),
             observer,
             decoupled=decoupled,
             preserve_ordering=batching is not None and batching.preserve_ordering,
             claims=self._claims,
         )
+
+    def _encoder(self, name: str, loaded: LoadedVersion) -> Encoder:
+        usual = ResponseEncoder(loaded.signature, loaded.labels)
+        mapped = self._mapped.get(name)
+        return usual if mapped is None else mapped.encoder(loaded.version, usual)
 
     async def _watch_topics(self) -> None:
         """Create topics again that were deleted, or be not ready with their names (FAULTS B104); count partitions."""
@@ -383,18 +397,3 @@ class Worker:
             worker.counted(there)
         keepers = [found for worker in self.models.values() if (found := worker.stateful)]
         await watch_stored(self._log, keepers, gone)
-
-    async def _watch_loop(self) -> None:
-        """Measure how late the loop runs its timers."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LOOP_LAG_INTERVAL_S
-            await asyncio.sleep(LOOP_LAG_INTERVAL_S)
-            self._metrics.loop_lag.set(max(0.0, loop.time() - due))
-            for name, worker in self.models.items():
-                self._metrics.rebalances.labels(name).set(worker.assignment.rebalances)
-                if worker.sequences is not None:
-                    worker.sequences.count()
-                worker.answering.unacknowledged.settled(worker.partitions)  # one may be gone
-                in_flight = sum(part.in_flight for part in worker.partitions.values())
-                self._metrics.in_flight.labels(name).set(in_flight)

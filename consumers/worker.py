@@ -55,6 +55,7 @@ class ModelWorker:
     Attributes:
         model_name: Which.
         mode: The guarantee of its answers.
+        mapped: Format of its topic's own records; ``""`` where they are V2 requests.
         answering: Versions, and how their outcomes become answers.
         assignment: The partitions that are ours.
         partition_count: Partitions of its requests topic.
@@ -85,6 +86,8 @@ class ModelWorker:
         transactions: Transactions | None = None,
         rebalanced: Callable[[float], None] = lambda _: None,
         attempting: Attempting | None = None,
+        from_end: bool = False,
+        mapped: str = "",
     ) -> None:
         """Keep the parts; `run` brings them to life.
 
@@ -105,9 +108,12 @@ class ModelWorker:
             transactions: Who counts those of exactly_once.
             rebalanced: Told the seconds that each rebalance kept it from reading.
             attempting: For attempts that outlive their process (P-14); None where the log keeps none.
+            from_end: The topic is read from its end the first time.
+            mapped: Format of the topic's own records; ``""`` where they are V2 requests.
         """
         self.model_name = model_name
         self.mode = mode
+        self.mapped = mapped
         self.answering = answering
         self.draining = False
         self.exit_by = float("inf")
@@ -128,6 +134,7 @@ class ModelWorker:
         self._transactions = transactions
         self._rebalanced = rebalanced
         self._attempting = attempting
+        self._from_end = from_end
         self._tasks: asyncio.TaskGroup | None = None
         self.source: Source | None = None
         self._intake: Intake | None = None
@@ -334,6 +341,7 @@ class ModelWorker:
             suspend=None if self.sequences is None else self.answering.suspend,
             rebalanced=self._rebalanced,
             marks=None if self._attempting is None else self._attempting.marks,
+            from_end=self._from_end,
         )
 
     def _next_epoch(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from headrace.deploy.settings import Settings, option_name, variable_name
 from headrace.deploy.variables import kafka_variables
@@ -11,7 +12,8 @@ from headrace.schemas.errors import ConfigError
 from headrace.streams.embedded import HOST, EmbeddedBroker
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.kafka_properties import from_environment, read_properties
-from headrace.streams.topology import SESSION_TIMEOUT_MS, Topology
+from headrace.streams.registry_settings import registry_properties
+from headrace.streams.topology import SESSION_TIMEOUT_MS, MappedTopics, Topology
 
 EMBEDDED_PROPERTIES = {"max.request.size": str(8_000_000)}
 """The embedded broker takes larger records than Kafka's default; images fit."""
@@ -23,6 +25,19 @@ def kafka_properties(settings: Settings) -> dict[str, str]:
     Raises:
         ConfigError: The file cannot be read or parsed.
     """
+    return registry_properties(_properties(settings))[1]
+
+
+def schema_registry_properties(settings: Settings) -> dict[str, str]:
+    """Return the properties of a Schema Registry that stand among them, without their prefix; none where none do.
+
+    Raises:
+        ConfigError: As `kafka_properties`.
+    """
+    return registry_properties(_properties(settings))[0]
+
+
+def _properties(settings: Settings) -> dict[str, str]:
     properties: dict[str, str] = {}
     path = settings.kafka_config
     if path is not None:
@@ -115,8 +130,10 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def topology_of(settings: Settings) -> Topology:
-    """Return the topic names of these settings."""
+def topology_of(
+    settings: Settings, mapped: Mapping[str, MappedTopics] = MappingProxyType({})
+) -> Topology:
+    """Return the topic names of these settings; ``mapped`` are those of models on topics of other names."""
     own = (f"{settings.topic_prefix}.*",) if settings.allow_reply_topics else ()
     session = kafka_properties(settings).get("session.timeout.ms", "")
     return Topology(
@@ -124,5 +141,6 @@ def topology_of(settings: Settings) -> Topology:
         session_timeout_ms=int(session) if session.isdecimal() else SESSION_TIMEOUT_MS,
         prefix=settings.topic_prefix,
         partitions=settings.partitions,
+        mapped=mapped,
         reply_topics=own + settings.allow_reply_topics,
     )

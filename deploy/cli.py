@@ -11,6 +11,7 @@ from headrace.deploy.commands_audit import audit
 from headrace.deploy.commands_claims import app as claims_app
 from headrace.deploy.commands_dlq import app as dlq_app
 from headrace.deploy.commands_infer import infer
+from headrace.deploy.commands_map import app as map_app
 from headrace.deploy.commands_models import app as models_app
 from headrace.deploy.commands_sequences import sequences
 from headrace.deploy.commands_serve import gateway, serve, worker
@@ -34,6 +35,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(topics_app, name="topics")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(claims_app, name="claims")
+app.add_typer(map_app, name="map")
 
 
 def _print_version(wanted: bool) -> None:

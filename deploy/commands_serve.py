@@ -55,6 +55,7 @@ GATEWAY = (
     *GRPC,
 )
 WORKER = (
+    "mapping",
     "worker_port",
     "worker_advertised_url",
     "worker_id",

@@ -13,11 +13,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.consumers.mapped import MappedModel
 from headrace.consumers.service import Worker
 from headrace.deploy.access import allow_connections, guard_of
 from headrace.deploy.broker import (
@@ -39,6 +40,7 @@ from headrace.deploy.loading import (
     print_models,
     refuse_failures,
 )
+from headrace.deploy.mappings import check_models, mapped_models, read_mappings, topics_of
 from headrace.deploy.settings import Settings, option_name
 from headrace.deploy.welcome import Addresses, host_port, print_welcome, url_of
 from headrace.deploy.worker_bounds import worker_settings
@@ -52,6 +54,7 @@ from headrace.streams.gateway_metrics import GatewayMetrics
 from headrace.streams.grpc_server import GrpcServer
 from headrace.streams.http import HttpServer
 from headrace.streams.kafka import KafkaLog
+from headrace.streams.log import TopicSpec
 from headrace.streams.metrics import MetricsServer, metrics_page
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
@@ -80,6 +83,15 @@ class Parts:
     gateway: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What a worker needs beside its log: its models, those of them that are mapped, and the store of large values."""
+
+    repository: Repository
+    mapped: Mapping[str, MappedModel]
+    claims: Claims | None
+
+
 async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -> None:
     """Start the parts, say what there is, and serve until SIGINT or SIGTERM.
 
@@ -101,6 +113,7 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
         guard_of(settings)  # as below: refused before models are loaded
         grpc_guard_of(settings)
         allow_connections(settings.http_max_connections)
+    mappings = read_mappings(settings) if parts.worker else {}
     if settings.claim_check_url:
         # A wrong one is refused before models are loaded, which may take minutes.
         FsspecObjects(settings.claim_check_url)
@@ -109,16 +122,19 @@ async def run_process(settings: Settings, paths: Sequence[Path], parts: Parts) -
         if parts.worker:
             repository = await _load(settings, paths)
             stack.callback(repository.close)
+            check_models(mappings, repository)
         addresses = Addresses()
         log = await stack.enter_async_context(_opened_log(settings, addresses))
         claims = claims_of(settings, log.max_record_bytes, cleans=parts.worker)
         if claims is not None:
             await stack.enter_async_context(claims)
         if repository is not None:
-            await stack.enter_async_context(_working(settings, log, repository, addresses, claims))
+            mapped = await stack.enter_async_context(mapped_models(settings, mappings, repository))
+            working = Working(repository, mapped, claims)
+            await stack.enter_async_context(_working(settings, log, working, addresses))
         if parts.gateway:
             await stack.enter_async_context(_answering(settings, log, addresses, claims))
-        print_welcome(settings, addresses, repository)
+        print_welcome(settings, addresses, repository, topics_of(mappings))
         _hint_at_containers(settings)
         _calm_collector()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -219,11 +235,7 @@ async def _opened_log(settings: Settings, addresses: Addresses) -> AsyncIterator
 
 @asynccontextmanager
 async def _working(
-    settings: Settings,
-    log: KafkaLog,
-    repository: Repository,
-    addresses: Addresses,
-    claims: Claims | None,
+    settings: Settings, log: KafkaLog, working: Working, addresses: Addresses
 ) -> AsyncIterator[None]:
     """Run the worker, with its port, around the block; drain when the block ends."""
     stop, is_leaving = asyncio.Event(), asyncio.Event()
@@ -232,7 +244,17 @@ async def _working(
             WorkerHttp(settings.http_address, settings.worker_port)
         )
         bounds = worker_settings(settings, http.port)
-        worker = Worker(log, repository, topology_of(settings), bounds, claims=claims)
+        topics = topics_of({name: model.mapping for name, model in working.mapped.items()})
+        if addresses.embedded:  # nobody else can have made them
+            await log.ensure([TopicSpec(t.requests, settings.partitions) for t in topics.values()])
+        worker = Worker(
+            log,
+            working.repository,
+            topology_of(settings, topics),
+            bounds,
+            claims=working.claims,
+            mapped=working.mapped,
+        )
         await stack.enter_async_context(worker)
 
         def is_ready() -> bool:

@@ -116,6 +116,12 @@ class Settings(SettingParts):
     topic_prefix: str = Field(
         "headrace", description="First part of every topic name.", json_schema_extra=BROKER
     )
+    mapping: Words = Field(
+        (),
+        description="Serve a model from a topic of yours, MODEL=FILE with a mapping file (headrace map); may be given "
+        "several times.",
+        json_schema_extra=WORKER,
+    )
     partitions: int = Field(
         4, ge=1, description="Partitions of topics that are created.", json_schema_extra=BROKER
     )
@@ -290,7 +296,7 @@ class Settings(SettingParts):
         json_schema_extra=PROCESS,
     )
 
-    @field_validator("model_repository", "allow_reply_topics", mode="before")
+    @field_validator("model_repository", "allow_reply_topics", "mapping", mode="before")
     @classmethod
     def _split_words(cls, value: object) -> object:
         """Split one text at its commas: what the environment can carry."""

@@ -13,6 +13,7 @@ from headrace.deploy.console import out
 from headrace.deploy.settings import Settings
 from headrace.repository.repository import Repository
 from headrace.streams.log import Mode
+from headrace.streams.topology import MappedTopics
 from rich.table import Table
 from rich.text import Text
 
@@ -64,9 +65,14 @@ class Addresses:
     stop_by: float = 0.0
 
 
-def print_welcome(settings: Settings, addresses: Addresses, repository: Repository | None) -> None:
-    """Print what there is, one line each."""
-    topology = topology_of(settings)
+def print_welcome(
+    settings: Settings,
+    addresses: Addresses,
+    repository: Repository | None,
+    mapped: Mapping[str, MappedTopics],
+) -> None:
+    """Print what there is, one line each; ``mapped`` are the topics of mapped models."""
+    topology = topology_of(settings, mapped)
     rows = [("Headrace", version("headrace"))]
     kind = " (embedded broker)" if addresses.embedded else ""
     rows.append(("Kafka", addresses.bootstrap + kind))

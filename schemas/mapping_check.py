@@ -118,6 +118,15 @@ def fit_mapping(
     return _Fitting(mapping, signature, labels).plan()
 
 
+def fit_input(mapping: ModelMapping, signature: Signature, one: InputMapping) -> InputPlan:
+    """Fit one input alone; ``mapping`` is whose file errors name.
+
+    Raises:
+        ConfigError: It does not exist, or cannot hold what it says.
+    """
+    return _Fitting(mapping, signature, {}).input(one)
+
+
 class _Fitting:
     """One mapping and one model version, and the errors that name both."""
 
@@ -134,11 +143,8 @@ class _Fitting:
         signature = self._signature
         inputs: list[InputPlan | None] = [None] * len(signature.inputs)
         for mapping in self._mapping.inputs:
-            spec = signature.input(mapping.name)
-            if spec is None:
-                hint = nearest(mapping.name, [known.name for known in signature.inputs])
-                self._refuse(f"{self._model} has no such input, {hint}", f"inputs.{mapping.name}")
-            inputs[spec.index] = self._input(spec, mapping)
+            made = self.input(mapping)
+            inputs[made.spec.index] = made
         for spec in signature.inputs:
             if inputs[spec.index] is None and not spec.optional:
                 self._refuse(
@@ -152,7 +158,12 @@ class _Fitting:
     def _refuse(self, detail: str, field: str, value: object = "") -> NoReturn:
         raise ConfigError(detail, file=self._mapping.file, field=field, value=value)
 
-    def _input(self, spec: TensorSpec, mapping: InputMapping) -> InputPlan:
+    def input(self, mapping: InputMapping) -> InputPlan:
+        """Check one input."""
+        spec = self._signature.input(mapping.name)
+        if spec is None:
+            hint = nearest(mapping.name, [known.name for known in self._signature.inputs])
+            self._refuse(f"{self._model} has no such input, {hint}", f"inputs.{mapping.name}")
         where = f"inputs.{spec.name}"
         if mapping.datatype not in (None, spec.datatype):
             self._refuse(

@@ -95,7 +95,7 @@ def _format(
     word = table.word("format", words, default)
     own = {
         "avro": ("schema", "framing", "registry", "subject"),
-        "protobuf": ("descriptors", "message"),
+        "protobuf": ("framing", "descriptors", "message"),
     }.get(word, ())
     for key in _FORMAT_KEYS[1:]:
         if key in table and key not in own:

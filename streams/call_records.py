@@ -101,6 +101,19 @@ def refuse_decoupled(route: Route) -> None:
     )
 
 
+def refuse_mapped(route: Route) -> None:
+    """Refuse a call to a model on a topic of other people's: their other readers would meet a V2 request there.
+
+    Raises:
+        Unsupported: Always.
+    """
+    raise Unsupported(
+        f"model '{route.signature.model_name}' serves the {route.mapped} records of topic '{route.topic}' by a "
+        "mapping, expected records there and no calls; load it under another name to call it as well",
+        reason=Reason.UNSUPPORTED_ROUTE,
+    )
+
+
 def time_left(model: str, deadline_ms: int, now_ms: int) -> int:
     """Return the milliseconds until a call's own deadline.
 

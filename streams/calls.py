@@ -23,6 +23,7 @@ from headrace.streams.call_records import (
     expired,
     not_produced,
     refuse_decoupled,
+    refuse_mapped,
     request_record,
     time_left,
 )
@@ -251,6 +252,8 @@ class Calls:
             raise Unavailable(
                 f"the gateway does not read its replies on topic {self._replies.topic} now"
             )
+        if route.mapped:
+            refuse_mapped(route)
         if route.config.decoupled and not many:
             refuse_decoupled(route)
         self._values.check(route, request)

@@ -340,6 +340,7 @@ class Fleet:
             config_json=config_json,
             signature=compiled[2],
             loads=self._loads.get(view.name, {}),
+            mapped=newest.mapped,
         )
 
     def _known_models(self) -> str:

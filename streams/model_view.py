@@ -43,6 +43,7 @@ class Route:
         config_json: The same, as the config endpoint shows it (SEMANTICS PB-62).
         signature: Inputs and outputs.
         loads: Queue load by priority level; levels nobody reported are absent.
+        mapped: Format of the topic's own records; ``""`` where they are V2 requests.
     """
 
     topic: str
@@ -51,6 +52,7 @@ class Route:
     config_json: JsonObject
     signature: Signature
     loads: Mapping[int, QueueLoad]
+    mapped: str = ""
 
     def load(self, priority: int) -> QueueLoad | None:
         """Return the load of the queue that a request of this priority joins (SEMANTICS QT-06)."""

@@ -124,6 +124,7 @@ class WorkerStatus:
         timeout_ms: Milliseconds for which this word counts; newer ones come long before.
         url: Root of the worker's own port for others to reach; ``""`` where it has none.
         sequences: None where the model's requests are independent of each other.
+        mapped: Format of the topic's own records, such as ``json``; ``""`` where they are V2 requests.
     """
 
     worker: str
@@ -140,6 +141,7 @@ class WorkerStatus:
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     url: str = ""
     sequences: SequenceCounts | None = None
+    mapped: str = ""
 
     @property
     def key(self) -> bytes:
@@ -256,6 +258,7 @@ def _worker_status(body: JsonObject) -> WorkerStatus:
         timeout_ms=typed(body, "timeout_ms", int, DEFAULT_TIMEOUT_MS),
         url=typed(body, "url", str, ""),
         sequences=_sequence_counts(body.get("sequences")),
+        mapped=typed(body, "mapped", str, ""),
     )
 
 

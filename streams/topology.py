@@ -147,6 +147,8 @@ class Topology:
     ) -> tuple[TopicSpec, ...]:
         """Return the topics of a model as they should be; partition counts are equal (DESIGN §4).
 
+        A requests topic of another name is somebody else's: it must be there, and is as it is.
+
         Args:
             model: Its name.
             partitions: Of each; 0 is this topology's default. Pass what an existing request topic has.
@@ -155,10 +157,10 @@ class Topology:
                 they are not.
         """
         count = partitions or self.partitions
-        specs = (
-            TopicSpec(self.requests(model), count, LOG_APPEND, self.replication),
-            TopicSpec(self.results(model), count, {}, self.replication),
-        )
+        requests = TopicSpec(self.requests(model), count, LOG_APPEND, self.replication)
+        results = TopicSpec(self.results(model), count, {}, self.replication)
+        is_own = not self.mapped.get(model, MappedTopics()).requests
+        specs = (requests, results) if is_own else (results,)
         if stateful:
             kept = TopicSpec(self.state(model), count, self._state_settings(), self.replication)
         elif window_ms:

@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import aiohttp
 import numpy as np
 from aiokafka import AIOKafkaProducer
 from headrace.backends.backend import Backend, find_backend
+from headrace.consumers.mapped import MappedModel
 from headrace.consumers.pool import Pool
 from headrace.consumers.service import Worker
 from headrace.consumers.settings import WorkerSettings
@@ -288,6 +290,7 @@ async def working(
     pool: Callable[..., Pool] = Pool,
     wait: bool = True,
     claims: Claims | None = None,
+    mapped: Mapping[str, MappedModel] = MappingProxyType({}),
     **settings: object,
 ) -> AsyncIterator[Service]:
     """Run a worker around the block; it drains when the block ends.
@@ -300,11 +303,12 @@ async def working(
         pool: Makes the instances' threads.
         wait: Wait until it is ready.
         claims: Store of values that no record can hold.
+        mapped: Models on topics of other people's.
         settings: Of `WorkerSettings`.
     """
     bounds = {"worker_id": "w1", "exit_timeout_s": 10.0, "status_interval_s": 0.5} | settings
     bound = WorkerSettings(**bounds)
-    worker = Worker(log, repository, topology, bound, pool=pool, claims=claims)
+    worker = Worker(log, repository, topology, bound, pool=pool, claims=claims, mapped=mapped)
     stop = asyncio.Event()
     async with worker:
         plant(worker)

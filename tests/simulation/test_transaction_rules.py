@@ -148,11 +148,11 @@ def test_D5b_a_position_that_is_read_before_the_takeover_is_answered_twice(
 
     async def fence_late(self: Assignment, parts: Sequence[Partition]) -> list[Partition]:
         assert self._source is not None
-        found.update(await read(self._source, parts, self._marks))
+        found.update(await read(self._source, parts, self._marks, from_end=False))
         return await fence(self, parts)
 
-    async def early(source: object, parts: Sequence[Partition], marks: object):
-        del source, marks
+    async def early(source: object, parts: Sequence[Partition], marks: object, *, from_end: bool):
+        del source, marks, from_end
         return {part: found[part] for part in [part.tp for part in parts]}
 
     monkeypatch.setattr(Assignment, "_fence", fence_late)

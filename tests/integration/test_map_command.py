@@ -1,0 +1,116 @@
+"""`headrace map`: a mapping is proposed from a sample, checked, and tried dry; nothing needs a broker."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from command_kit import as_process, command
+from sequence_kit import MODEL as SUMS
+from sequence_kit import write_sums
+from service_kit import write_models
+
+CONFIG = """
+backend: "identity"
+max_batch_size: 8
+input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [3] }, { name: "INPUT1" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [3] }, { name: "OUTPUT1" data_type: TYPE_INT32 dims: [1] }]
+"""
+SAMPLE = {"payment_id": "p-1", "amount": 12.5, "card": {"age": 3}, "rate": 0.25, "INPUT1": 7}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A model, a sample, and the mapping that is proposed for them."""
+    write_models(tmp_path / "models", {"fraud": CONFIG})
+    (tmp_path / "payments.json").write_text(json.dumps(SAMPLE))
+    return tmp_path
+
+
+async def test_what_is_proposed_fits_and_shows_what_it_makes(root: Path) -> None:
+    models, sample = str(root / "models"), str(root / "payments.json")
+    status, said, _ = await command("map", "propose", "fraud", models, "--sample", sample)
+    assert status == 0
+    found = tomllib.loads(said)
+    assert found["source"]["topic"] == "payments"
+    assert found["inputs"]["INPUT0"]["fields"] == ["amount", "card.age", "rate"]
+    mapping = root / "fraud.toml"
+    mapping.write_text(said)
+    option = ("--mapping", f"fraud={mapping}")
+    status, said, _ = await command("map", "check", models, *option)
+    assert status == 0
+    assert "amount, card.age, rate" in said
+    status, said, _ = await command("map", "run", models, *option, "--dry-run", "--sample", sample)
+    assert status == 0
+    assert "INPUT1 INT32 [1] [7]" in said
+    assert '{"payment_id":"p-1","OUTPUT0":[12.5,3.0,0.25],"OUTPUT1":7}' in said
+    bad = root / "bad.json"
+    bad.write_text(f"{json.dumps(SAMPLE)}\n{json.dumps({**SAMPLE, 'amount': 'x'})}\n")
+    status, said, complained = await command(
+        "map", "run", models, *option, "--dry-run", "--sample", str(bad)
+    )
+    assert status == 1
+    assert "INVALID_ARG: field 'amount' is 'x', expected a finite number" in said
+    assert complained == "1 record would be answered with an error\n"
+
+
+MAPPING = """[source]
+topic = "payments"
+format = "json"
+offset_reset = "latest"
+[inputs.INPUT0]
+fields = ["a", "b", "c"]
+[inputs.INPUT1]
+field = "d"
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check"], "no mapping is named: give --mapping MODEL=FILE"),
+        (["check", "--mapping", "fraud"], "--mapping = fraud: expected MODEL=FILE"),
+        (["check", "--mapping", "fraud=none.toml"], "the file cannot be read: No such file"),
+        (["check", "--mapping", "frad=FILE"], "there is no such model, did you mean 'fraud'?"),
+        (["check", "--mapping", "fraud=FILE"], "inputs.INPUTO: model 'fraud' has no such input"),
+        (["run", "--mapping", "fraud=FILE"], "expected --dry-run"),
+        (["propose", "fraud"], "no record is named: give --sample FILE or --topic TOPIC"),
+        (["propose", "fraud", "--topic", "t"], "no Kafka is named"),
+        (["propose", "fraud", "--sample", "none"], "--sample = none: the file cannot be read"),
+    ],
+)
+async def test_what_is_wrong_is_one_sentence(root: Path, arguments, words) -> None:
+    mapping = root / "wrong.toml"
+    mapping.write_text(MAPPING.replace("INPUT0", "INPUTO"))
+    given = [word.replace("FILE", str(mapping)) for word in arguments]
+    status, _, said = await command("map", *given, "--model-repository", str(root / "models"))
+    assert status in (1, 2)
+    assert words in said
+
+
+async def test_of_a_sequence_model_the_tensors_are_shown(tmp_path: Path) -> None:
+    write_sums(tmp_path / "models")
+    sample = tmp_path / "rides.json"
+    sample.write_text('{"car_id": "a", "INPUT": 4}')
+    models = str(tmp_path / "models")
+    _, said, _ = await command("map", "propose", SUMS, models, "--sample", str(sample))
+    (tmp_path / "sums.toml").write_text(said)
+    option = ("--mapping", f"{SUMS}={tmp_path / 'sums.toml'}")
+    status, said, _ = await command(
+        "map", "run", models, *option, "--dry-run", "--sample", str(sample)
+    )
+    assert status == 0
+    assert "sequence a" in said
+    assert "(depends on the records before it)" in said
+
+
+async def test_a_worker_refuses_a_mapping_that_does_not_fit_before_anything_starts(
+    root: Path,
+) -> None:
+    """Whoever mistyped a name hears of it, and of the nearest one."""
+    mapping = root / "wrong.toml"
+    mapping.write_text(MAPPING.replace("INPUT0", "INPUTO"))
+    arguments = ("--mapping", f"fraud={mapping}", "--bootstrap-servers", "127.0.0.1:1")
+    status, _, said = await as_process("worker", str(root / "models"), *arguments)
+    assert status == 1
+    assert "inputs.INPUTO: model 'fraud' has no such input, did you mean 'INPUT" in said
