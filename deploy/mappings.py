@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from headrace.consumers.mapped import MappedModel, mapped_topics
-from headrace.deploy.broker import schema_registry_properties
+from headrace.deploy.broker import kafka_properties, schema_registry_properties
 from headrace.deploy.settings import Settings, option_name
 from headrace.repository.models import LoadedModel
 from headrace.repository.repository import Repository
@@ -23,6 +23,7 @@ from headrace.schemas.mapping_json import JsonFormat, RawFormat
 from headrace.schemas.mapping_tables import nearest
 from headrace.schemas.protobuf_records import ProtobufRecords
 from headrace.schemas.signature import Signature
+from headrace.streams.kafka_security import security
 from headrace.streams.registry_settings import registry_settings
 from headrace.streams.schema_registry import SchemaRegistry
 from headrace.streams.topology import MappedTopics
@@ -216,7 +217,10 @@ def registry_url(settings: Settings, words: FormatSettings) -> str:
 def _registry(settings: Settings, url: str) -> SchemaRegistry:
     file = "" if settings.kafka_config is None else str(settings.kafka_config)
     properties = {**schema_registry_properties(settings), "url": url}
-    return SchemaRegistry(registry_settings(properties, file=file))
+    client = security(kafka_properties(settings), file)
+    user, password = client.get("sasl_plain_username"), client.get("sasl_plain_password")
+    sasl = None if user is None else (str(user), str(password))
+    return SchemaRegistry(registry_settings(properties, sasl=sasl, file=file))
 
 
 def source_format(words: FormatSettings, file: str) -> RecordFormat:

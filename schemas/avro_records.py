@@ -46,8 +46,8 @@ class _Reader:
     def __init__(self, writer: AvroSchema, reader: AvroSchema | None) -> None:
         self._writer = writer
         self._reader = reader
-        # Resolving costs time with each record; equal schemas need none.
-        is_other = reader is not None and reader.parsed != writer.parsed
+        # Resolving costs time with each record; schemas that differ in remarks and in what Java notes need none.
+        is_other = reader is not None and reader.canonical != writer.canonical
         self._parsed = reader.parsed if reader is not None and is_other else None
         self._convert = (reader or writer).convert
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import fastavro
 from fastavro.repository import AbstractSchemaRepository, SchemaRepositoryError
-from fastavro.schema import load_schema
+from fastavro.schema import load_schema, to_parsing_canonical_form
 from headrace.schemas.errors import InvalidRequest, UndecodableRecord
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -59,11 +59,13 @@ class AvroSchema:
     Attributes:
         text: As given.
         parsed: For fastavro; without logical types.
+        canonical: The same for all schemas that read and write the same bytes.
         convert: For a record that was read with it; None where nothing is to be converted.
         name: Full name of the record.
     """
 
     text: str
+    canonical: str = field(repr=False)
     parsed: Any = field(repr=False)
     convert: Convert | None
     name: str
@@ -80,19 +82,24 @@ def read_schema(text: str) -> AvroSchema:
             f"the schema has {len(text)} characters, expected at most {MAX_SCHEMA_CHARS}"
         )
     try:
-        parsed = fastavro.parse_schema(json.loads(text))
+        return _prepared(text)
+    except InvalidRequest:
+        raise
     except Exception as exc:
         # Besides its own errors fastavro raises whatever it trips over: KeyError, TypeError, AttributeError, …
         raise InvalidRequest(f"the text is no Avro schema: {_words(exc)}") from exc
+
+
+def _prepared(text: str) -> AvroSchema:
+    parsed = fastavro.parse_schema(json.loads(text))
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise InvalidRequest("the Avro schema is not that of a record, expected one of fields")
-    walk = _Walk()
-    stripped, convert = walk.type(parsed, 0)
+    stripped, convert = _Walk().type(parsed, 0)
     again: Any = fastavro.parse_schema(stripped)
     for record in again["__named_schemas"].values():
         _mend_defaults(record)
     _mend_defaults(again)
-    return AvroSchema(text, again, convert, parsed["name"])
+    return AvroSchema(text, to_parsing_canonical_form(again), again, convert, parsed["name"])
 
 
 def with_references(text: str, others: Mapping[str, str]) -> str:

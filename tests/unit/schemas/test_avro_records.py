@@ -129,6 +129,16 @@ def test_a_schema_that_does_not_fit_says_which(other, why):
     assert len(error.value.detail) < 400
 
 
+def test_what_java_notes_in_a_schema_changes_nothing():
+    """Its classes' schemas say which class holds texts; such a schema is the same, and needs no resolution."""
+    noted = record("R", ("s", {"type": "string", "avro.java.string": "String"}), doc="by Java")
+    plain = record("R", ("s", "string"))
+    assert read_schema(noted).canonical == read_schema(plain).canonical
+    orders = FramedAvro(plain)
+    orders.learn(1, noted)
+    assert orders.read(framed(1) + written(noted, {"s": "x"})) == {"s": "x"}
+
+
 def test_aliases_renamed_and_reordered_fields_are_resolved():
     newer = record("Parcel", ("cost", "double"), ("id", "long"), aliases=["Order"])
     newer = newer.replace('"name": "cost"', '"name": "cost", "aliases": ["price"]')
