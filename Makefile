@@ -24,7 +24,7 @@ export UV_NO_PROGRESS := 1
 # What is imported is compiled once, not by each of a hundred test processes, whatever the machine says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-speech test compat simulate chaos fuzz check lint format bench wheel requirements clean
+.PHONY: help setup demo demo-speech demo-topics test compat simulate chaos fuzz check lint format bench wheel requirements clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -47,6 +47,9 @@ demo: $(STAMP) ## Serve a real model, ask it about a thousand real files through
 
 demo-speech: $(STAMP) ## Listen to 64 streams of real speech, kill the worker in the middle, compare every step.
 	@$(BIN)/python -m headrace.deploy.demo_speech $(ARGS)
+
+demo-topics: $(STAMP) ## Put a model on a topic of Avro records by one mapping file, from Java, while the schema evolves.
+	@$(BIN)/python -m headrace.deploy.demo_topics $(ARGS)
 
 test: $(STAMP) ## Run every test, those on a real Apache Kafka too (Java 17 and Maven).
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
@@ -92,7 +95,7 @@ wheel: $(STAMP) ## Build the sdist, and the wheel from it, into dist/.
 
 requirements: $(STAMP) ## Compile the pins again, keeping those that still fit (UPGRADE=1 takes the newest).
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	    $(if $(UPGRADE),--upgrade) pyproject.toml --extra demo --extra s3 --group dev -o requirements/dev.txt
+	    $(if $(UPGRADE),--upgrade) pyproject.toml --extra demo --extra s3 --extra faust --extra librdkafka --group dev -o requirements/dev.txt
 
 clean: ## Remove what the other targets made, .venv included.
 	rm -rf .venv .typing build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

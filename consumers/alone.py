@@ -108,7 +108,8 @@ class Alone:
         """Let nothing begin while the block reads the suspect, entered once nothing executes and it is announced."""
         entered = asyncio.Event()
         enter = self._run = entered.set
-        self._running = None  # one whose partition has gone may still execute: its end opens nothing
+        # One whose partition has gone may still execute: its end opens nothing.
+        self._running = None
         self._opened.clear()
         self._arm(self._go)
         self.look()

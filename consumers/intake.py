@@ -23,7 +23,7 @@ from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.consumers.suspects import Suspects
 from headrace.schemas.batch import Entry
 from headrace.schemas.errors import Cancelled, InferError, Reason
-from headrace.schemas.record import TP
+from headrace.schemas.record import TP, Record
 from headrace.schemas.requests import Decoded
 from headrace.streams.log import Block, Source
 

@@ -32,7 +32,9 @@ def test_B93_without_a_bound_nothing_waits():
     assert Gathering(0.0, Calls(500)).is_enough(1)
 
 
-@pytest.mark.parametrize(("count", "enough"), [(8, 7), (16, 13), (39, 32), (64, ENOUGH), (1000, ENOUGH)])
+@pytest.mark.parametrize(
+    ("count", "enough"), [(8, 7), (16, 13), (39, 32), (64, ENOUGH), (1000, ENOUGH)]
+)
 def test_B93_nearly_all_that_were_open_are_enough_and_so_are_many(count, enough):
     gathering = Gathering(GATHER_S, Calls(count))
     assert not gathering.is_enough(enough - 1)
