@@ -76,7 +76,7 @@ class MappedModel:
         if record_format is None:
             return usual
         plan = self.plans[version]
-        errors = MappingErrors(plan.passed, record_format)
+        errors = MappingErrors(plan.passed, record_format, self.mapping.results.event)
         return MappingEncoder(plan, record_format, errors, usual)
 
     def encode_error(self) -> ErrorEncoder:
@@ -84,7 +84,9 @@ class MappedModel:
         if not self.results:
             return encode_error
         newest = max(self.results)
-        return MappingErrors(self.plans[newest].passed, self.results[newest])
+        return MappingErrors(
+            self.plans[newest].passed, self.results[newest], self.mapping.results.event
+        )
 
 
 def mapped_topics(mapping: ModelMapping) -> MappedTopics:

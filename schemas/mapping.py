@@ -17,6 +17,7 @@ ENCODINGS = ("number", "list", "nested", "base64", "string", "bytes")
 
 OFFSET_RESETS = ("earliest", "latest")
 TOMBSTONES = ("skip", "error")
+EVENT_MODES = ("binary", "structured")
 ID_TYPES = ("string", "uint64")
 ERROR_FIELD = "error"
 """The field of a result that says what went wrong."""
@@ -42,12 +43,14 @@ class SourceMapping:
         format: How its values are written.
         offset_reset: Where to begin the first time, ``earliest`` or ``latest``.
         tombstones: What becomes of null values: ``skip`` passes over them, ``error`` answers with an error.
+        events: Records are CloudEvents, in binary or structured mode; ``format`` is of their data.
     """
 
     topic: str
     format: FormatSettings
     offset_reset: str
     tombstones: str
+    events: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,21 @@ class ResultMapping:
 
 
 @dataclass(frozen=True, slots=True)
+class EventMapping:
+    """Results are CloudEvents.
+
+    Attributes:
+        mode: ``binary`` or ``structured``.
+        type: What happened.
+        source: Where they come from, a URI reference.
+    """
+
+    mode: str
+    type: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResultsMapping:
     """How results are written.
 
@@ -141,12 +159,14 @@ class ResultsMapping:
         format: How.
         passed: Fields of the record.
         fields: Fields of the result; empty is every output under its own name.
+        event: How they are events; None where they are none.
     """
 
     topic: str
     format: FormatSettings
     passed: tuple[PassedField, ...] = ()
     fields: tuple[ResultMapping, ...] = ()
+    event: EventMapping | None = None
 
 
 @dataclass(frozen=True, slots=True)

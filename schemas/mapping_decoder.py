@@ -15,6 +15,7 @@ from headrace.schemas.headers import find_header, read_headers
 from headrace.schemas.idempotency_key import Note
 from headrace.schemas.infer import RequestedOutput
 from headrace.schemas.mapping_check import MappingPlan
+from headrace.schemas.mapping_events import read_event_fields
 from headrace.schemas.mapping_format import RecordFormat
 from headrace.schemas.mapping_inputs import Columns, compile_inputs
 from headrace.schemas.mapping_path import Fields
@@ -130,6 +131,7 @@ class MappingDecoder:
         self._name = plan.signature.model_name
         self._max_bytes = max_record_bytes
         self._content_type = content_type
+        self._events = mapping.source.events
         self._skips = mapping.source.tombstones == "skip"
         self._says = compile_said(mapping)
         self._versions = by_text({number: _Version(number, p) for number, p in plans.items()})
@@ -204,7 +206,11 @@ class MappingDecoder:
             raise TooLarge(
                 f"the value has {len(value)} bytes, expected at most {self._max_bytes} (max_record_bytes)"
             )
-        fields = self.format.read(value)
+        fields = (
+            read_event_fields(record, self.format.read)
+            if self._events
+            else self.format.read(value)
+        )
         for say in self._says:
             say(entry, record, fields)
         version = self._versions.get(entry.model_version)

@@ -19,8 +19,9 @@ from headrace.schemas.answers import (
 from headrace.schemas.batch import Batch, Entry, Responses
 from headrace.schemas.codec import wire_detail
 from headrace.schemas.errors import InferError
-from headrace.schemas.mapping import ERROR_FIELD, PassedField
+from headrace.schemas.mapping import ERROR_FIELD, EventMapping, PassedField
 from headrace.schemas.mapping_check import MappingPlan
+from headrace.schemas.mapping_events import EventWriter
 from headrace.schemas.mapping_format import RecordFormat
 from headrace.schemas.mapping_results import compile_result
 from headrace.schemas.record import Header, Headers
@@ -32,10 +33,16 @@ _NOT_OURS = InferError("answered by the other encoder")
 class MappingErrors:
     """Writes the errors that answer the records of a mapped topic: what is passed through, and ``error``."""
 
-    def __init__(self, passed: Sequence[PassedField], record_format: RecordFormat) -> None:
-        """Keep the parts."""
+    def __init__(
+        self,
+        passed: Sequence[PassedField],
+        record_format: RecordFormat,
+        event: EventMapping | None = None,
+    ) -> None:
+        """Keep the parts; ``event`` says how errors are events."""
         self._names = [field.name for field in passed]
         self._format = record_format
+        self._event = event and EventWriter(event, record_format.content_type)
 
     def __call__(
         self, entry: Entry, error: InferError, model_name: str, model_version: str
@@ -52,8 +59,10 @@ class MappingErrors:
         except InferError:
             value = self._format.write(said)
         content_type = self._format.content_type
-        headers = ResultHeaders(model_name, model_version, content_type)
-        return value, headers.error(entry, content_type, error)
+        headers = ResultHeaders(model_name, model_version, content_type).error(
+            entry, content_type, error
+        )
+        return (value, headers) if self._event is None else self._event(entry, value, headers)
 
 
 class MappingEncoder:
@@ -79,6 +88,8 @@ class MappingEncoder:
         self._format = record_format
         self._errors = errors
         self._requests = requests
+        event = plan.mapping.results.event
+        self._event = event and EventWriter(event, record_format.content_type)
         self._columns = [(result.spec, compile_result(result)) for result in plan.results]
         self._passed = [field.name for field in plan.passed]
         self._names = [result.mapping.name for result in plan.results]
@@ -140,7 +151,7 @@ class MappingEncoder:
         rows = list(zip(*columns, strict=True)) if columns else [()] * len(covered)
         if len(ours) < len(covered):
             rows = [rows[k] for k in ours]
-        write = self._format.write
+        write, event = self._format.write, self._event
         answers: list[Answer] = []
         for entry, row, said in zip(entries, rows, headers, strict=True):
             passed = entry.passed or ()
@@ -151,7 +162,9 @@ class MappingEncoder:
                     (entry, *self._errors(entry, exc, self._signature.model_name, self._version))
                 )
             else:
-                answers.append((entry, value, said))
+                answers.append(
+                    (entry, value, said) if event is None else (entry, *event(entry, value, said))
+                )
         return answers
 
 

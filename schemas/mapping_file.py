@@ -8,15 +8,18 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 
-from headrace.schemas.errors import ConfigError
+from headrace.schemas.cloudevents import CloudEvent
+from headrace.schemas.errors import ConfigError, InvalidRequest
 from headrace.schemas.mapping import (
     ENCODINGS,
     ERROR_FIELD,
+    EVENT_MODES,
     ID_TYPES,
     NO_DEFAULT,
     OFFSET_RESETS,
     TOMBSTONES,
     Condition,
+    EventMapping,
     Field,
     InputMapping,
     ModelMapping,
@@ -71,12 +74,15 @@ def read_mapping(text: str, file: str, read_file: Callable[[str], bytes]) -> Mod
 
 
 def _source(root: Table, read_file: Callable[[str], bytes]) -> SourceMapping:
-    table = root.table("source", ("topic", "offset_reset", "tombstones", *_FORMAT_KEYS))
+    table = root.table(
+        "source", ("topic", "offset_reset", "tombstones", "cloudevents", *_FORMAT_KEYS)
+    )
     return SourceMapping(
         topic=table.needed("topic", "the name of the topic that has the records"),
         format=_format(table, FORMATS, "", read_file),
         offset_reset=_offset_reset(table),
         tombstones=table.word("tombstones", TOMBSTONES, "skip"),
+        events=table.flag("cloudevents"),
     )
 
 
@@ -225,7 +231,7 @@ def _condition(table: Table, key: str, word: str) -> Condition | None:
 def _results(
     root: Table, source: SourceMapping, read_file: Callable[[str], bytes]
 ) -> ResultsMapping:
-    table = root.table("results", ("topic", "pass", "fields", *_FORMAT_KEYS))
+    table = root.table("results", ("topic", "pass", "fields", "cloudevent", *_FORMAT_KEYS))
     default = source.format.word if source.format.word in RESULT_FORMATS else "json"
     topic = table.text("topic")
     if topic == source.topic:
@@ -237,9 +243,29 @@ def _results(
         _format(table, RESULT_FORMATS, default, read_file),
         passed,
         tuple([_result(fields, name) for name in fields.keys()]),  # noqa: SIM118  # a table, no dict
+        _event(table),
     )
+    if results.event is not None and results.format.word == "v2":
+        table.refuse("cloudevent", "expected none with format 'v2', whose answers are no events")
     _check_names(table, results)
     return results
+
+
+def _event(results: Table) -> EventMapping | None:
+    if "cloudevent" not in results:
+        return None
+    table = results.table("cloudevent", ("mode", "type", "source"))
+    event = EventMapping(
+        mode=table.word("mode", EVENT_MODES, "binary"),
+        type=table.needed("type", "what happened, such as com.example.payment.scored"),
+        source=table.needed("source", "where events come from, such as /fraud"),
+    )
+    for key in ("type", "source"):
+        try:
+            CloudEvent(**{"id": "i", "source": "s", "type": "t", key: getattr(event, key)})
+        except InvalidRequest as exc:
+            table.refuse(key, exc.detail)
+    return event
 
 
 def _check_names(table: Table, results: ResultsMapping) -> None:
@@ -299,6 +325,10 @@ def _result(fields: Table, name: str) -> ResultMapping:
 
 def _check_v2(mapping: ModelMapping, root: Table) -> None:
     """Refuse what says how to read records that say everything themselves."""
+    if mapping.source.events:
+        raise ConfigError(
+            "expected none with format 'v2'", file=mapping.file, field="source.cloudevents"
+        )
     for key in ("inputs", "request", "sequence"):
         if key in root:
             root.refuse(key, "expected none with format 'v2': such records say it themselves")
