@@ -58,6 +58,7 @@ def _answer(entry: Entry, answer: KeptAnswer) -> tuple[bytes, Headers]:
     value = answer.value
     wanted = (entry.accept or entry.content_type).encode()
     is_same = named.get(CONTENT_TYPE) == wanted and named.get(ID, b"") == entry.id.encode()
+    is_same = is_same or entry.passed is not None  # a mapping's own format holds no id
     if not is_same and CLAIM_CHECK not in named:
         value, named = _rewritten(entry, answer, named)
     headers: list[Header] = [(name, named[name]) for name in _FIRST if name in named]

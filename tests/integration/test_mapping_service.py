@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from headrace.consumers.mapped import MappedModel, mapped_topics
 from headrace.deploy.map_samples import read_last
 from headrace.repository.repository import Repository
@@ -250,6 +252,53 @@ async def test_the_last_records_of_a_topic_are_read_without_a_group(
     found = await read_last(log, topic, 3)
     assert {record.value for record in found} <= {b'{"n": %d}' % n for n in range(4)}
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("word", ["v2", "json"])
+async def test_a_mapping_may_only_name_topics_or_only_what_comes_in(
+    word: str, tmp_path: Path, unique
+) -> None:
+    """Of V2 requests it says where they are, and gateways send theirs there; results in V2 are V2 responses."""
+    root = write_models(tmp_path, {"fraud": CONFIG})
+    topic = unique("calls")
+    text = MAPPING.replace("TOPIC", topic)
+    source, inputs = text.split("[inputs.INPUT0]")
+    if word == "v2":
+        text = source.replace('"json"', '"v2"')
+    else:
+        text = f'{source}[inputs.INPUT0]{inputs.split("[request]")[0]}[results]\nformat = "v2"\n'
+    async with MemoryLog() as log, loaded(root) as repository:
+        if word == "v2":
+            model = MappedModel(read_mapping(text, "mapping.toml", lambda _: b""))
+        else:
+            model = mapped_model(text, repository, "fraud")
+            model = replace(model, results={})
+        mapped = {"fraud": model}
+        await log.ensure([TopicSpec(topic, 2)])
+        topology = topology_for(unique("m"), mapped)
+        assert topology.results("fraud").endswith(".fraud.results")
+        async with (
+            working(log, repository, topology, mapped=mapped) as service,
+            Tap(log, topology.results("fraud")) as tap,
+        ):
+            if word == "json":
+                (sent,) = await Producer(log, {}).send([out(topic, GOOD)])
+                await tap.answered([sent])
+                (answer,) = tap.by_source()[sent]
+                response = decode_response(answer.value, answer.headers)
+                assert response.outputs[1].numpy().tolist() == [[7]]
+                return
+            inputs_given = [
+                {"name": "INPUT0", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]},
+                {"name": "INPUT1", "datatype": "INT32", "shape": [1, 1], "data": [4]},
+            ]
+            async with (
+                gatewaying(service) as whole,
+                whole.session.post(
+                    "/v2/models/fraud/infer", json={"inputs": inputs_given}
+                ) as answered,
+            ):
+                assert answered.status == 200
 
 
 async def test_a_gateway_refuses_calls_to_a_mapped_model(tmp_path: Path, unique) -> None:
