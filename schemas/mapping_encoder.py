@@ -42,7 +42,7 @@ class MappingErrors:
         """Keep the parts; ``event`` says how errors are events."""
         self._names = [field.name for field in passed]
         self._format = record_format
-        self._event = event and EventWriter(event, record_format.content_type)
+        self._event = None if event is None else EventWriter(event, record_format.content_type)
 
     def __call__(
         self, entry: Entry, error: InferError, model_name: str, model_version: str
@@ -89,7 +89,7 @@ class MappingEncoder:
         self._errors = errors
         self._requests = requests
         event = plan.mapping.results.event
-        self._event = event and EventWriter(event, record_format.content_type)
+        self._event = None if event is None else EventWriter(event, record_format.content_type)
         self._columns = [(result.spec, compile_result(result)) for result in plan.results]
         self._passed = [field.name for field in plan.passed]
         self._names = [result.mapping.name for result in plan.results]
