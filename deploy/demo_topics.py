@@ -189,7 +189,8 @@ def _report(run: Run, table: Table, times: int) -> bool:
     missing = count - len(run.answers)
     is_good = not (missing or different or run.twice or run.failed)
     verdict = (
-        f"{len(run.answers)} of {count} records answered in {run.seconds:.1f} s, {len(run.twice)} of them twice, "
+        f"{len(run.answers)} of {count} records answered within {run.seconds:.0f} s, Java's two starts included, "
+        f"{len(run.twice)} of them twice, "
         f"{len(run.failed)} with an error, {len(different)} not scikit-learn's own (largest difference {largest:.1e}, "
         f"allowed {TOLERANCE:g}); the schema gained a field after {half}."
     )

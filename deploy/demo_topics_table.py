@@ -6,6 +6,7 @@ The records are as a hospital might have them, one flat Avro record per row; the
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,8 @@ def hospital_of(number: int) -> str:
 
 def mapping_text(table: Table, registry: str) -> str:
     """Return the mapping file: all that somebody has to write who puts the model onto the topic."""
-    fields = ",\n    ".join(f'"{name}"' for name in table.names)
+    fields = textwrap.fill(", ".join(f'"{name}"' for name in table.names), 100)
+    fields = textwrap.indent(fields, "    ")
     labels = ", ".join(f'"{label}"' for label in table.labels)
     return f"""[source]
 topic = "{TOPIC}"
@@ -118,7 +120,7 @@ offset_reset = "earliest"
 
 [inputs.X]
 fields = [
-    {fields}
+{fields},
 ]
 
 [results]
