@@ -21,7 +21,7 @@ class CallSettings(BaseSettings):
         description="Calls that may wait for their answers; above, 503 with Retry-After.",
         json_schema_extra=GATEWAY,
     )
-    gather_ms: float = Field(
+    gather_ms: int = Field(
         DEFAULT_GATHER_MS,
         ge=0,
         le=1000,

@@ -42,7 +42,7 @@ from headrace.streams.watch import Clock, StatusWatch, wall_ms
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_GATHER_MS = 15.0
+DEFAULT_GATHER_MS = 15
 """Half of what a call takes where so many come that gathering pays."""
 
 MAX_FIRST_TURN = 1 << 16
@@ -71,7 +71,7 @@ class GatewaySettings:
     gateway_id: str = ""
     max_pending: int = DEFAULT_MAX_PENDING
     timeout_ms: int = 60_000
-    gather_ms: float = DEFAULT_GATHER_MS
+    gather_ms: int = DEFAULT_GATHER_MS
     max_record_bytes: int = 1_000_000
     reply_partitions: int = 1
     interval_ms: int = DEFAULT_INTERVAL_MS

@@ -3,16 +3,19 @@
 Only addresses are replaced, by those of the service that the test started on free ports.
 """
 
+import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from affine_model import save_affine
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from headrace.deploy.serving import serving
 
 pytestmark = pytest.mark.embedded
@@ -22,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SEQUENCES = README[README.index("\n## Sequences") : README.index("\n## HTTP and gRPC")]
-BLOCKS = BLOCK.findall(README.replace(SEQUENCES, ""))
+OWN_TOPICS = README[README.index("\n## Your own topics") : README.index("\n## Clients")]
+BLOCKS = BLOCK.findall(README.replace(SEQUENCES, "").replace(OWN_TOPICS, ""))
 COMMANDS = [
     line.removeprefix("$ ").partition("    #")[0].strip()
     for language, text in BLOCKS
@@ -69,8 +73,19 @@ def run(command, service):
 
 
 def shell(script, folder):
-    """Run lines of a page in a folder."""
-    subprocess.run(["bash", "-ec", script], cwd=folder, check=True, timeout=60)
+    """Run lines of a page in a folder, with our own commands found first; returns what they print."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_the_readme_says_what_the_tests_run():
@@ -78,7 +93,7 @@ def test_the_readme_says_what_the_tests_run():
     assert "make test" in COMMANDS
     assert "headrace serve my_model.onnx" in COMMANDS
     assert len(ASKING) >= 3
-    assert len(PROGRAMS) == 2
+    assert len(PROGRAMS) == 3
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
@@ -112,6 +127,32 @@ async def test_the_section_on_sequences_answers_as_printed(tmp_path):
         assert re.search(r"\b7\b.*slot 0", listed), listed
 
 
+@pytest.mark.asyncio
+async def test_the_section_on_own_topics_answers_as_printed(tmp_path):
+    """A mapping is made, checked and tried by the very lines of the page; then a record of the sample is scored."""
+    (_, text), (_, whole) = BLOCK.findall(OWN_TOPICS)
+    *lines, serve = [line.removeprefix("$ ") for line in text.splitlines()]
+    save_affine(tmp_path / "my_model.onnx")
+    printed = shell("\n".join(lines), tmp_path)
+    assert '{"order_id":"A-17","y":[3.0,5.0,7.0,9.0]}' in printed
+    tomllib.loads(whole)
+    command, model, option, mapping = serve.removeprefix("headrace ").split()
+    assert (command, model) == ("serve", "my_model.onnx")
+    name, _, file = mapping.partition("=")
+    options = (option, f"{name}={tmp_path / file}")
+    async with (
+        serving(tmp_path / model, tmp_path / "serve.log", options) as service,
+        AIOKafkaProducer(bootstrap_servers=service.bootstrap) as producer,
+        AIOKafkaConsumer(
+            "orders.results", bootstrap_servers=service.bootstrap, auto_offset_reset="earliest"
+        ) as consumer,
+    ):
+        await producer.send("orders", (tmp_path / "order.json").read_bytes())
+        async with asyncio.timeout(30):
+            record = await anext(consumer)
+        assert json.loads(record.value)["y"] == [3.0, 5.0, 7.0, 9.0]
+
+
 @in_module_loop
 async def test_curl_answers_with_the_models_values(service):
     command, later = [c for c in ASKING if c.startswith("curl") and "/infer" in c]
@@ -131,9 +172,16 @@ async def test_the_plain_program_gets_its_answer_from_the_results_topic(service,
 
 
 @in_module_loop
-async def test_the_program_with_tritons_own_client_prints_the_models_values(service, tmp_path):
+async def test_the_program_with_our_own_client_prints_the_models_values(service, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(with_addresses(PROGRAMS[1], service))
+    assert run(f"{sys.executable} {program}", service).strip() == "[[3. 5. 7. 9.]]"
+
+
+@in_module_loop
+async def test_the_program_with_tritons_own_client_prints_the_models_values(service, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(with_addresses(PROGRAMS[2], service))
     assert run(f"{sys.executable} {program}", service).strip() == "[[3. 5. 7. 9.]]"
 
 
@@ -159,7 +207,9 @@ def test_every_option_of_the_readme_exists():
     known = {option_name(field) for field in Settings.model_fields}
     own = {
         *("--example", "--request", "--create", "--execute", "--again"),
-        *("--help", "--output", "--timeout-ms", "--url"),
+        *("--help", "--language", "--limit", "--output", "--timeout-ms", "--url"),
+        *("--dry-run", "--sample", "--topic"),
+        *("--include_imports", "--descriptor_set_out", "--include", "--descriptor"),  # protoc's
     }
     assert set(re.findall(r"--[a-z][a-z-]+", README)) <= known | own
 
