@@ -218,7 +218,7 @@ SIGNED = signature(
 
 def outcome(decoder, record):
     """All that a record became, in comparable form."""
-    by_version, failures, _ = decoder.decode(TP0, 1, [record])
+    by_version, failures, *_ = decoder.decode(TP0, 1, [record])
     if failures:
         ((one, error, dead),) = failures
         return vars(one), type(error), error.detail, dead
