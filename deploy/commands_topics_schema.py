@@ -15,6 +15,7 @@ from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
 from headrace.deploy.snippets import Asked, Language, snippet
 from headrace.schemas.avro import schema_text
+from headrace.streams.call_records import refuse_mapped
 from headrace.streams.model_view import Route
 from headrace.streams.watch import wall_ms
 
@@ -44,6 +45,8 @@ def schema(
       headrace topics schema resnet --bootstrap-servers 127.0.0.1:9092 --language java > Ask.java
     """
     asked, route = asyncio.run(_look(settings, model, url))
+    if language is not None and route.mapped:
+        refuse_mapped(route)
     if language is not None:
         out.print(snippet(asked, language), markup=False)
         return
@@ -81,7 +84,7 @@ def print_schema(asked: Asked, route: Route) -> None:
     print_table(
         ("topic", "partitions", "what"),
         [
-            (asked.requests, route.partitions, _key(asked)),
+            (asked.requests, route.partitions, _requests(asked, route)),
             (asked.results, route.partitions, "results, where no reply-topic is named"),
         ],
         title=f"{asked.model}, version {route.signature.version}",
@@ -89,15 +92,21 @@ def print_schema(asked: Asked, route: Route) -> None:
     rows = [("input", s.name, s.datatype, s.wire_dims()) for s in route.signature.inputs]
     rows += [("output", s.name, s.datatype, s.wire_dims()) for s in route.signature.outputs]
     print_table(("tensor", "name", "datatype", "shape (-1 is any size)"), rows)
-    print_table(("request header", "meaning"), REQUEST_HEADERS.items())
     print_table(("result header", "meaning"), RESULT_HEADERS.items())
+    if route.mapped:
+        shows = f"headrace map check REPOSITORY --mapping {asked.model}=FILE"
+        out.print(f"Its mapping says which fields become which tensors: {shows}", markup=False)
+        return
+    print_table(("request header", "meaning"), REQUEST_HEADERS.items())
     for name, what in (("infer_request", "a request"), ("infer_response", "a result")):
         out.print(f"\nAvro schema of {what}:\n{schema_text(name)}", markup=False)
     out.print(f"In Python (--language {', '.join(Language)}):\n", markup=False)
     out.print(snippet(asked, Language.PYTHON), markup=False)
 
 
-def _key(asked: Asked) -> str:
+def _requests(asked: Asked, route: Route) -> str:
+    if route.mapped:
+        return f"records of your own, {route.mapped}, read by a mapping"
     if asked.is_sequence:
         return "requests; the key is the sequence id as text, hashed by murmur2"
     return "requests, with any key or none"

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.schemas.errors import InferError, InvalidRequest
 from headrace.schemas.headers import find_header
 from headrace.schemas.infer import InferRequest, InferResponse, Parameters, RequestedOutput
-from headrace.schemas.record import SOURCE, Header, Record
+from headrace.schemas.record import SOURCE, STATUS, Header, Record
 from headrace.schemas.signature import Signature
 from headrace.schemas.tensor import Array, Datatype, Tensor
 from headrace.streams.streamed import Place, place_of
@@ -87,38 +87,36 @@ class Result:
     """One record of a topic of results: an answer or an error, and which request it belongs to.
 
     Attributes:
-        record: As it was read: key, headers, partition, offset.
+        record: As it was read: key, value, headers, partition, offset. A mapped model's value is in its own format.
         source: ``topic/partition/offset`` of the request; ``""`` where the record names none.
         place: Which of 0..n responses it is.
-        error: What the request ended with; None where it is an answer.
+        error: What the request ended with, as the record says; None where it is an answer.
     """
 
-    __slots__ = ("_answer", "error", "place", "record", "source")
+    __slots__ = ("_outcome", "error", "place", "record", "source")
 
     def __init__(self, record: Record, outcome: InferResponse | InferError) -> None:
-        """Keep a record and what was read from it."""
+        """Keep a record and what was read from it: an error, too, where its value cannot be read here."""
         self.record = record
         self.source = (find_header(record.headers, SOURCE) or b"").decode(errors="replace")
         self.place: Place = place_of(record.headers)
-        self.error = outcome if isinstance(outcome, InferError) else None
-        self._answer = (
-            None if isinstance(outcome, InferError) else Answer(outcome, final=self.place.final)
-        )
+        is_error = (find_header(record.headers, STATUS) or b"OK") != b"OK"
+        self.error = outcome if is_error and isinstance(outcome, InferError) else None
+        self._outcome = outcome
 
     def answer(self) -> Answer:
         """Return the answer.
 
         Raises:
-            InferError: It is an error, by its kind.
+            InferError: It is an error, by its kind; or its value is no V2 response, or could not be fetched.
         """
-        if self._answer is None:
-            assert self.error is not None
-            raise self.error
-        return self._answer
+        if isinstance(self._outcome, InferError):
+            raise self._outcome
+        return Answer(self._outcome, final=self.place.final)
 
     def __repr__(self) -> str:
         """Show what it is and whose."""
-        return f"Result({self.source}, {self._answer if self.error is None else self.error!r})"
+        return f"Result({self.source}, {self._outcome!r})"
 
 
 def request_of(signature: Signature, inputs: Inputs, options: Options) -> InferRequest:

@@ -370,5 +370,13 @@ async def test_a_result_that_is_written_twice_comes_once():
         values = [result.answer()["y"].item() async for result in again]
         assert sorted(values) == [0.0, 1.0, 2.0]
         assert again.once.dropped == 3
+        # A mapped model's results are records of its own kind: no errors, and no V2 responses.
+        own = [("content-type", b"application/json"), ("status", b"OK"), ("source", b"a/0/1")]
+        async with client.results("echo") as results:
+            await Producer(service.log, {}).send([Out(topic, 0, None, b"0.5,0.7", own)])
+            result = await anext(results)
+        assert (result.error, result.record.value) == (None, b"0.5,0.7")
+        with pytest.raises(BackendError, match="cannot be read"):
+            result.answer()
         with pytest.raises(LogError, match="topic nowhere does not exist"):
             await anext(client.results(topic="nowhere"))
