@@ -18,6 +18,7 @@ from typing import Any
 import fastavro
 from fastavro.read import SchemaResolutionError
 from fastavro.validation import validate
+from headrace.schemas.avro_projection import Project, projection
 from headrace.schemas.avro_schema import AvroSchema, misfit, read_schema
 from headrace.schemas.errors import (
     ConfigError,
@@ -41,15 +42,18 @@ MAX_SHOWN = 60
 class _Reader:
     """Reads records that were written with one schema."""
 
-    __slots__ = ("_convert", "_parsed", "_reader", "_writer")
+    __slots__ = ("_convert", "_parsed", "_project", "_reader", "_writer")
 
     def __init__(self, writer: AvroSchema, reader: AvroSchema | None) -> None:
         self._writer = writer
         self._reader = reader
-        # Resolving costs time with each record; schemas that differ in remarks and in what Java notes need none.
-        is_other = reader is not None and reader.canonical != writer.canonical
-        self._parsed = reader.parsed if reader is not None and is_other else None
         self._convert = (reader or writer).convert
+        self._project: Project | None = None
+        self._parsed: Any = None
+        # Schemas that differ in remarks and in what Java notes are the same.
+        if reader is not None and reader.canonical != writer.canonical:
+            self._project = projection(writer, reader)
+            self._parsed = reader.parsed if self._project is None else None
 
     def read(self, value: bytes, at: int) -> dict[str, object]:
         """Read a record that begins at an offset and ends where the value does."""
@@ -57,6 +61,8 @@ class _Reader:
         source.seek(at)
         try:
             found: Any = fastavro.schemaless_reader(source, self._writer.parsed, self._parsed)
+            if self._project is not None:
+                found = self._project(found)
             if self._convert is not None:
                 found = self._convert(found)
         except SchemaResolutionError as exc:

@@ -129,6 +129,25 @@ def test_a_schema_that_does_not_fit_says_which(other, why):
     assert len(error.value.detail) < 400
 
 
+@pytest.mark.parametrize(
+    "reader",
+    [
+        record("Order", ("price", ["null", "double"]), ("id", "long"), ("more", "int", 3)),
+        record("Order", ("id", ["null", "double"]), ("price", "double")),
+        record("Order", ("price", "double"), ("cost", "double", -1.0)).replace(
+            '"name": "cost"', '"name": "cost", "aliases": ["price"]'
+        ),
+    ],
+)
+def test_what_is_resolved_once_is_what_fastavro_resolves_with_each_record(reader):
+    value = written(V1, {"id": 7, "price": 1.5})
+    orders = FramedAvro(reader)
+    orders.learn(1, V1)
+    schemas = [fastavro.parse_schema(json.loads(text)) for text in (V1, reader)]
+    expected = fastavro.schemaless_reader(io.BytesIO(value), *schemas)
+    assert repr(sorted(orders.read(framed(1) + value).items())) == repr(sorted(expected.items()))
+
+
 def test_what_java_notes_in_a_schema_changes_nothing():
     """Its classes' schemas say which class holds texts; such a schema is the same, and needs no resolution."""
     noted = record("R", ("s", {"type": "string", "avro.java.string": "String"}), doc="by Java")
