@@ -1,11 +1,14 @@
 """`headrace map`: a mapping is proposed from a sample, checked, and tried dry; nothing needs a broker."""
 
+import asyncio
 import json
 import tomllib
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from command_kit import as_process, command
+from headrace.deploy.serving import serving
 from sequence_kit import MODEL as SUMS
 from sequence_kit import write_sums
 from service_kit import write_models
@@ -102,6 +105,31 @@ async def test_of_a_sequence_model_the_tensors_are_shown(tmp_path: Path) -> None
     assert status == 0
     assert "sequence a" in said
     assert "(depends on the records before it)" in said
+
+
+@pytest.mark.embedded
+async def test_serve_puts_a_model_on_a_topic_of_the_embedded_broker(root: Path) -> None:
+    """The topic is made there, for nobody else could; the mapping of a laptop is that of production."""
+    mapping = root / "fraud.toml"
+    text = (
+        MAPPING.replace('"latest"', '"earliest"') + '[results]\ntopic = "scored"\npass = ["n"]\n'
+    )
+    mapping.write_text(text)
+    options = ("--mapping", f"fraud={mapping}")
+    async with serving(root / "models", root / "serve.log", options) as service:
+        async with AIOKafkaProducer(bootstrap_servers=service.bootstrap) as producer:
+            for number in range(3):
+                fields = {"n": number, "a": 1, "b": 2, "c": 3, "d": number}
+                await producer.send_and_wait("payments", json.dumps(fields).encode())
+        found = []
+        async with AIOKafkaConsumer(
+            "scored", bootstrap_servers=service.bootstrap, auto_offset_reset="earliest"
+        ) as consumer:
+            async with asyncio.timeout(30):
+                while len(found) < 3:
+                    found.append(json.loads((await consumer.getone()).value))
+    assert sorted((result["n"], result["OUTPUT1"]) for result in found) == [(0, 0), (1, 1), (2, 2)]
+    assert "payments to scored" in (root / "serve.log").read_text()
 
 
 async def test_a_worker_refuses_a_mapping_that_does_not_fit_before_anything_starts(
