@@ -47,6 +47,7 @@ class Table:
     max_live: int = 100
     versions: tuple[int, ...] = (1,)
     checks_keys: bool = True
+    first_sight: bool = False
     released: list[bytes] = field(default_factory=list)
     adopted: list[bytes] = field(default_factory=list)
     splits: list[tuple[bytes, int, int]] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Table:
             release=lambda lane: self.released.append(lane.key),
             adopt=lambda lane: self.adopted.append(lane.key),
             on_split=lambda key, a, b: self.splits.append((key, a.partition, b.partition)),
+            first_sight=self.first_sight,
         )
         self.sequences.open(HERE, 1, {}, {})
 
@@ -183,6 +185,34 @@ def test_a_key_that_is_not_the_id_is_refused(key: bytes | None, shown: str) -> N
     )
     mapped = Table(checks_keys=False)
     assert mapped.route(step(0, start=True, key=key)) == ["v1"]
+
+
+def test_at_first_sight_a_sequence_begins_without_start_and_anew_behind_its_end() -> None:
+    """On mapped topics that say so: an end, a silence and a loss before do not matter; a step is no start."""
+    table = Table(checks_keys=False, first_sight=True)
+    steps = [step(0), step(1), step(2, end=True), step(3), step(4)]
+    assert table.route(*steps) == ["v1"] * 5
+    assert [one.sequence_start for one in steps] == [True, False, False, True, False]
+    table.run()
+    late, next_one = step(5, ms=IDLE_MS + 1), step(6, ms=IDLE_MS + 2)
+    assert table.route(late, next_one) == ["v1"] * 2
+    assert [one.sequence_start for one in (late, next_one)] == [True, False]
+    assert table.counts.expired == 1
+    again = Table(checks_keys=False, first_sight=True, keeps_state=False)
+    again.sequences.close(HERE)
+    again.sequences.open(HERE, 2, {b"u:7": SequenceState(5, Flag.LIVE, 9, 1, 3)}, {})
+    assert again.route(step(5), step(6)) == ["closed", "v1"]
+    assert again.counts.lost == 1
+
+
+def test_at_first_sight_a_bad_record_begins_nothing() -> None:
+    """It is answered at once, and the first good one begins."""
+    table = Table(checks_keys=False, first_sight=True)
+    bad = step(0, error=InvalidRequest("bad"))
+    assert table.route(bad) == ["!invalid_request"]
+    good = step(1)
+    assert table.route(good) == ["v1"]
+    assert good.sequence_start
 
 
 def test_KX05_B89_idleness_is_judged_between_the_records_of_a_sequence() -> None:
