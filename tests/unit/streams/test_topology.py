@@ -122,3 +122,15 @@ def test_keys_go_where_java_s_producer_sends_them():
     assert partition_for_key(b"21", 2**31) == -973932308 & 0x7FFFFFFF
     assert partition_for_key(b"foobar", 2**31) == -790332482 & 0x7FFFFFFF
     assert partition_for_key(b"a-little-bit-long-string", 2**31) == -985981536 & 0x7FFFFFFF
+
+
+def test_a_requests_topic_of_another_name_is_somebody_elses() -> None:
+    """It is not made, and its settings are its owner's; the results beside it are ours."""
+    topology = Topology(mapped={"m": MappedTopics(requests="payments", results="scored")})
+    assert [spec.name for spec in topology.model_specs("m", partitions=3, stateful=True)] == [
+        "scored",
+        "headrace.m.state",
+    ]
+    only_results = Topology(mapped={"m": MappedTopics(results="scored")})
+    names = [spec.name for spec in only_results.model_specs("m")]
+    assert names == ["headrace.m.requests", "scored"]
