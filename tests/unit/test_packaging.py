@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("schemas", "backends", "repository", "streams", "consumers", "deploy")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SHIPPED = (".py", ".avsc", ".json", ".xml")
+SHIPPED = (".py", ".avsc", ".json", ".xml", ".java")
 
 
 def sources() -> set[str]:
