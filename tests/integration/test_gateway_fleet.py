@@ -282,7 +282,8 @@ async def test_B101_2000_mixed_calls_leave_nothing_open(log):
 
     ends = Ends()
     worker = Worker(log, script=script)
-    settings = GatewaySettings(gateway_id="g", max_pending=64)
+    # One failed produce is one failed call: what gathers fails together.
+    settings = GatewaySettings(gateway_id="g", max_pending=64, gather_ms=0)
     async with running(worker), Gateway(log, TOPOLOGY, settings, observer=ends) as mine:
         await ready(mine)
         outcomes = Counter()

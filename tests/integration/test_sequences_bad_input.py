@@ -17,7 +17,7 @@ from headrace.schemas.record import TP, Out
 from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.snapshot import pack_snapshot, split_state_key
 from headrace.schemas.tensor import Tensor
-from headrace.streams.log import EARLIEST, LATEST, Span
+from headrace.streams.log import EARLIEST, LATEST, Span, TopicSpec
 from headrace.streams.memory import MemoryLog
 from headrace.streams.topology import MappedTopics
 from prometheus_client import generate_latest
@@ -351,8 +351,10 @@ async def test_a_sequence_stays_on_its_version_and_is_lost_with_it(tmp_path, log
 
 async def test_mapped_topics_may_have_any_key(tmp_path):
     """It is somebody else's there, and only the partition counts; each partition has its own order (DESIGN §4)."""
-    stage = SequenceStage(OneMemoryLog(MemoryLog()), "mapped")
+    log = MemoryLog()
+    stage = SequenceStage(OneMemoryLog(log), "mapped")
     stage.topology = replace(stage.topology, mapped={MODEL: MappedTopics(requests="orders")})
+    await log.ensure([TopicSpec("orders", stage.topology.partitions)])  # it is there before us
     stage.requests = stage.topology.requests(MODEL)
     async with stage, stage.worker(write_sums(tmp_path)):
         steps = (Step(7, 1, start=True), Step(7, 2), Step(7, 3, end=True))
