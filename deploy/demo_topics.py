@@ -25,7 +25,8 @@ from headrace.deploy.console import out as console
 from headrace.deploy.console import print_table
 from headrace.deploy.demo_topics_java import (
     confluent,
-    fetch_java,
+    fetch_producer,
+    fetch_registry,
     fetch_schema,
     produce,
     schema_registry,
@@ -91,7 +92,8 @@ async def demo(times: int) -> bool:
     Raises:
         ConfigError: Something is missing, or does not start.
     """
-    registry_app, jars = await asyncio.to_thread(fetch_java)
+    registry_app = await asyncio.to_thread(fetch_registry)
+    jars = await asyncio.to_thread(fetch_producer)
     table = await asyncio.to_thread(fit_table)
     run = Run()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as name:

@@ -26,47 +26,46 @@ HERE = Path(__file__).parent / "kafka"
 JAVA = ("java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
-def fetch_java() -> tuple[Path, Path]:
-    """Return the folders of the registry and of the producer's jars, fetched at the first time.
+def fetch_registry() -> Path:
+    """Return the folder of the registry, fetched at the first time.
 
     Raises:
-        ConfigError: Java or Maven is missing, or Maven cannot fetch them.
+        ConfigError: Java or Maven is missing, or Maven cannot fetch it.
     """
-    for program in ("java", "mvn"):
-        if shutil.which(program) is None:
-            raise ConfigError(
-                f"{program} is not installed, expected Java 17 or newer and Maven",
-                field="make demo-topics",
-            )
-    folder = cache_folder().parent
     artifact = f"io.apicurio:apicurio-registry-app:{REGISTRY}:tar.gz:all"
-    registry = _fetched(
-        folder / f"apicurio-{REGISTRY}", "app", "dependency:unpack", f"-Dartifact={artifact}"
-    )
-    pom = HERE / "avro.xml"
-    jars = _fetched(
-        folder / f"avro-producer-{REGISTRY}",
-        "libs",
-        "dependency:copy-dependencies",
-        "-f",
-        str(pom),
-    )
-    return registry, jars
+    folder = cache_folder().parent / f"apicurio-{REGISTRY}"
+    return _fetched(folder, "app", "dependency:unpack", f"-Dartifact={artifact}")
+
+
+def fetch_producer() -> Path:
+    """Return the folder of the producer's jars; as `fetch_registry`."""
+    folder = cache_folder().parent / f"avro-producer-{REGISTRY}"
+    goal = ("dependency:copy-dependencies", "-f", str(HERE / "avro.xml"))
+    return _fetched(folder, "libs", *goal)
 
 
 def _fetched(folder: Path, name: str, *goal: str) -> Path:
+    if shutil.which("java") is None:
+        raise ConfigError("Java 17 or newer is not installed")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several processes may fetch it
-        if not (folder / "ready").exists():
-            shutil.rmtree(folder / name, ignore_errors=True)
-            command = ["mvn", "-q", "-B", *goal, f"-DoutputDirectory={folder / name}"]
-            done = subprocess.run(  # noqa: S603  # our own command line
-                command, cwd=folder, capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0:
-                raise ConfigError(f"Maven failed: {done.stdout[-500:]}", field=" ".join(goal))
-            (folder / "ready").touch()
+        if (folder / "ready").exists():
+            return folder / name
+        if shutil.which("mvn") is None:
+            raise ConfigError("Maven is not installed")
+        shutil.rmtree(folder / name, ignore_errors=True)
+        command = ["mvn", "-q", "-B", *goal, f"-DoutputDirectory={folder / name}"]
+        done = subprocess.run(  # noqa: S603  # our own command line
+            command,
+            cwd=folder,  # a pom of where this runs is none of its business
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ConfigError(f"Maven failed: {done.stdout[-500:]}", field=" ".join(goal))
+        (folder / "ready").touch()
     return folder / name
 
 

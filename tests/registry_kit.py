@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -23,41 +22,14 @@ from ssl import SSLContext
 
 import brokers
 from aiohttp import ClientSession, web
+from headrace.deploy.demo_topics_java import REGISTRY, fetch_registry
+from headrace.schemas.errors import ConfigError
 from headrace.streams import embedded_child
 from yarl import URL
 
-VERSION = "2.6.13.Final"
-ARTIFACT = f"io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
 PATH = "/apis/ccompat/v7"
 START_S = 90.0
 LOOK_S = 0.1
-
-
-def unpacked() -> Path:
-    """Return the folder of the registry's jars, fetched by Maven at the first time."""
-    if shutil.which("java") is None:
-        raise brokers.Unavailable("Java 17 or newer is not installed")
-    folder = brokers.cache().parent / f"apicurio-{VERSION}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may start at once
-        if (folder / "ready").exists():
-            return folder / "app"
-        if shutil.which("mvn") is None:
-            raise brokers.Unavailable("Maven is not installed")
-        shutil.rmtree(folder / "app", ignore_errors=True)
-        command = ["mvn", "-q", "-B", "dependency:unpack", f"-Dartifact={ARTIFACT}"]
-        done = subprocess.run(
-            [*command, f"-DoutputDirectory={folder / 'app'}"],
-            cwd=folder,  # a pom of where the tests run is none of its business
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise brokers.Unavailable(f"Maven could not fetch Apicurio: {done.stdout[-500:]}")
-        (folder / "ready").touch()
-    return folder / "app"
 
 
 class Registry:
@@ -70,13 +42,13 @@ class Registry:
 
     def __init__(self, folder: Path) -> None:
         """Start the process; it dies with this one. `wait` waits until it answers."""
-        app = unpacked()
+        app = fetch_registry()
         self.port = brokers.free_port()
         self.url = f"http://127.0.0.1:{self.port}{PATH}"
         self._log = folder / "registry.log"
         program = shutil.which("java") or "java"
         fast = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-        runner = app / f"apicurio-registry-app-{VERSION}-runner.jar"
+        runner = app / f"apicurio-registry-app-{REGISTRY}-runner.jar"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -133,7 +105,7 @@ def running(folder: Path) -> Iterator[Registry]:
     """Run a registry; skips without Java, and fails where CI=true."""
     try:
         registry = Registry(folder)
-    except brokers.Unavailable as missing:
+    except ConfigError as missing:
         brokers.lacking(f"no Schema Registry: {missing}")
     try:
         registry.wait()
