@@ -83,8 +83,8 @@ class Watch:
             await self._look()
 
     async def _look(self) -> None:
-        if any(part.decoding for part in self._partitions.values()):
-            return  # nothing is polled until it is admitted
+        if any(part.decoding and not part.paused for part in self._partitions.values()):
+            return  # nothing is polled until it is admitted; what stands in line keeps nobody else
         now = self._positions()
         standing = {tp for tp, at in now.items() if self._stands(tp, at)}
         self._before = now

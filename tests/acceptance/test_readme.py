@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SEQUENCES = README[README.index("\n## Sequences") : README.index("\n## HTTP and gRPC")]
-OWN_TOPICS = README[README.index("\n## Your own topics") : README.index("\n## Clients")]
+OWN_TOPICS = README[README.index("\n## Put a model on your topic") : README.index("\n## Clients")]
 BLOCKS = BLOCK.findall(README.replace(SEQUENCES, "").replace(OWN_TOPICS, ""))
 COMMANDS = [
     line.removeprefix("$ ").partition("    #")[0].strip()

@@ -203,6 +203,19 @@ def test_B8_nothing_is_judged_while_a_block_is_decoded():
     play(act)
 
 
+def test_B8_what_stands_in_line_hides_no_other_partition_that_is_stuck():
+    """Its partition is paused and may wait for hours, for a registry say; the others are polled."""
+
+    async def act(scene: Scene) -> None:
+        scene.source.leave_out(B)
+        scene.append(B)
+        scene.parts[A].decoding, scene.parts[A].paused = 1, True
+        await asyncio.sleep(LATEST_S)
+        assert scene.source.seeks == [(B, 0)]
+
+    play(act)
+
+
 def test_B8_records_that_come_late_do_not_count_from_before():
     """A partition may be idle for long, and its first record be looked at a moment after it came."""
 
