@@ -81,7 +81,7 @@ def shell(script, folder):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -128,6 +128,9 @@ async def test_the_section_on_sequences_answers_as_printed(tmp_path):
 
 
 @pytest.mark.asyncio
+@pytest.mark.timeout(
+    300
+)  # three commands, each an interpreter, where others keep the machine busy
 async def test_the_section_on_own_topics_answers_as_printed(tmp_path):
     """A mapping is made, checked and tried by the very lines of the page; then a record of the sample is scored."""
     (_, text), (_, whole) = BLOCK.findall(OWN_TOPICS)
@@ -148,7 +151,7 @@ async def test_the_section_on_own_topics_answers_as_printed(tmp_path):
         ) as consumer,
     ):
         await producer.send("orders", (tmp_path / "order.json").read_bytes())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             record = await anext(consumer)
         assert json.loads(record.value)["y"] == [3.0, 5.0, 7.0, 9.0]
 
