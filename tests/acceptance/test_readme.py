@@ -74,7 +74,8 @@ def run(command, service):
 
 def shell(script, folder):
     """Run lines of a page in a folder, with our own commands found first; returns what they print."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "160"}
     done = subprocess.run(
         ["bash", "-ec", script],
         cwd=folder,
