@@ -117,9 +117,10 @@ async def test_P13_a_call_whose_transaction_is_fenced_gets_one_reply(kafka_prope
 
 
 async def feed(producer: Producer, topic: str) -> None:
-    """Send records to a model for ever, in both partitions."""
+    """Send records to a model for ever, in both partitions, and leave the loop that all share to others in between."""
     while True:
         await producer.send([record_of(topic, number % 2, float(number)) for number in range(20)])
+        await asyncio.sleep(0.01)
 
 
 async def test_P12_a_busy_neighbour_does_not_hold_replies_back(kafka_properties, tmp_path):
