@@ -23,7 +23,7 @@ from headrace.schemas.record import TP, Out, Record
 from headrace.schemas.requests import RequestDecoder
 from headrace.schemas.sequence import Flag, SequenceState
 from headrace.schemas.signature import Signature
-from headrace.schemas.snapshot import SequenceCodec, StateKind
+from headrace.schemas.snapshot import SequenceCodec, StateKind, takeover_nonce
 from headrace.schemas.split import split_states
 from headrace.streams.log import Position
 from headrace.streams.status import SequenceCounts
@@ -35,7 +35,7 @@ from benchmarks.workload import MAX_BATCH_ROWS
 BLOCK_RECORDS = 512
 """Records of one poll of the worker."""
 _REQUESTS, _STATES = TP(f"parts.{MODEL}.requests", 0), f"parts.{MODEL}.state"
-_NONCE = b"0123abcd"
+_NONCE = takeover_nonce(1, "0123abcd")
 _WIDE = BacklogBounds(sequences=1 << 30, records=1 << 30, span=1 << 30, size=1 << 60)
 
 

@@ -24,7 +24,7 @@ from headrace.consumers.state_store import StateStore
 from headrace.schemas.model_config import StateConfig
 from headrace.schemas.record import TP
 from headrace.schemas.sequence import Flag, SequenceState, sequence_key
-from headrace.schemas.snapshot import SequenceCodec, StateKind
+from headrace.schemas.snapshot import SequenceCodec, StateKind, takeover_nonce
 from headrace.schemas.tensor import Datatype
 from headrace.streams.kafka import KafkaLog
 from headrace.streams.log import Position
@@ -45,7 +45,7 @@ BAR = Bar("ratio", 3.0, at_most=True)
 STATE = 1024
 SNAPSHOTS = 20
 _STATE = StateConfig("STATE", "STATE_OUT", Datatype.FP32, (STATE,))
-_NONCE = b"0123abcd"
+_NONCE = takeover_nonce(1, "0123abcd")
 _TIMEOUT_S = 300.0
 
 
