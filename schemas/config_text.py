@@ -8,7 +8,6 @@ business of `headrace.schemas.config_view`, `headrace.schemas.config_check` and 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from headrace.schemas.config_view import config_from_message
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.model_config import ModelConfig
+from headrace.schemas.nearest import nearest_name
 from tritonclient.grpc.model_config_pb2 import ModelConfig as ModelConfigMessage
 
 __all__ = ["Json", "config_from_json", "config_from_message", "config_to_json", "parse_config"]
@@ -243,10 +243,8 @@ def _expected(field: FieldDescriptor, value: str) -> str:
 
 def _among(name: str, known: list[str]) -> str:
     """Suggest the nearest of the known names, or list them."""
-    near = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=1)
-    if near:
-        spelled = next(k for k in known if k.lower() == near[0])
-        return f", did you mean {spelled}?"
+    if near := nearest_name(name, known):
+        return f", did you mean {near}?"
     return f", expected one of {', '.join(known)}"
 
 

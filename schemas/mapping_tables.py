@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from headrace.schemas.errors import ConfigError
+from headrace.schemas.nearest import nearest_name
 
 MAX_LISTED = 20
 """Names that an error lists."""
@@ -15,10 +15,8 @@ MAX_LISTED = 20
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return what to write instead of a name that is none: the nearest one, or all that there are."""
     names = list(known)
-    folded = {one.lower(): one for one in names}
-    near = difflib.get_close_matches(name.lower(), list(folded), n=1, cutoff=0.5)
-    if near:
-        return f"did you mean '{folded[near[0]]}'?"
+    if near := nearest_name(name, names, cutoff=0.5):  # people's own names differ more than ours
+        return f"did you mean '{near}'?"
     if not names:
         return "expected none"
     listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")

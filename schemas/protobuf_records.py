@@ -10,7 +10,6 @@ Source: Protocol Buffers, "Encoding", "Field presence", "ProtoJSON"; Confluent, 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -21,6 +20,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from headrace.schemas.errors import ConfigError, UndecodableRecord, Unsupported
 from headrace.schemas.framing import CONFLUENT, message_index, schema_id
+from headrace.schemas.nearest import nearest_name
 
 PLAIN_TYPE = "application/protobuf"
 FRAMED_TYPE = f"{PLAIN_TYPE}; framing={CONFLUENT}"
@@ -133,9 +133,9 @@ def _descriptor(descriptors: bytes, message: str) -> Descriptor:
             for kind in file.message_type
             if file.package != "google.protobuf"
         )
-        near = difflib.get_close_matches(message, names, 1) or names
+        near = nearest_name(message, names) or " or ".join(names)[:SHOWN] or "some"
         raise ConfigError(
-            f"the descriptor set has no such message, expected {' or '.join(near)[:SHOWN] or 'some'}",
+            f"the descriptor set has no such message, expected {near}",
             field="message",
             value=message,
         ) from exc
