@@ -135,7 +135,7 @@ class Intake:
             self._schemas = SchemaLines(
                 schemas,
                 self._partitions,
-                decode=self._reading.read,
+                decode=self._reading.read_again,
                 route=partial(self._route, source),
                 admit=admit,
                 ended=ended,
@@ -262,9 +262,10 @@ class Intake:
         if not records:
             self._admission.skipped(part)
             return
+        size = size_of(records)
         part.in_flight += len(records)
-        part.in_flight_bytes += size_of(records)
-        decoded = await self._reading.read(part, records)
+        part.in_flight_bytes += size
+        decoded = await self._reading.read(part, records, size)
         if self._schemas is not None:
             if waits:
                 decoded = await self._schemas.whole(part, records, decoded)

@@ -38,22 +38,32 @@ class Reading:
         self._max_inline_bytes = max_inline_bytes
         self._suspects = suspects
 
-    async def read(self, part: Partition, records: Sequence[Record]) -> Decoded:
-        """Decode a partition's records, in offset order; all reply topics are known then."""
+    async def read(self, part: Partition, records: Sequence[Record], size: int) -> Decoded:
+        """Decode records; all reply topics are known then.
+
+        Args:
+            part: Their partition.
+            records: In offset order.
+            size: Bytes of their values.
+        """
         if self._suspects is None:
-            decoded = await self._decode(part, records)
+            decoded = await self._decode(part, records, size)
         else:
             async with self._suspects.reading(part):
                 shown = self._suspects.shown(part, records)
-                decoded = await self._decode(part, shown)
+                decoded = await self._decode(part, shown, size)
         failed = [failure.entry for failure in decoded.failures]
         unknown = self._placement.unknown(chain(failed, *decoded.by_version.values()))
         if unknown:
             await self._placement.learn(unknown)
         return decoded
 
-    async def _decode(self, part: Partition, records: Sequence[Record]) -> Decoded:
-        if size_of(records) > self._max_inline_bytes:
+    async def read_again(self, part: Partition, records: Sequence[Record]) -> Decoded:
+        """Decode records once more: what they lacked is known by now."""
+        return await self.read(part, records, size_of(records))
+
+    async def _decode(self, part: Partition, records: Sequence[Record], size: int) -> Decoded:
+        if size > self._max_inline_bytes:
             # Heartbeats share the loop with us (FAULTS B2).
             return await asyncio.to_thread(self._decoder.decode, part.tp, part.epoch, records)
         return self._decoder.decode(part.tp, part.epoch, records)

@@ -14,8 +14,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from headrace.consumers.admission import Decoder
+from headrace.consumers.lines import Lines
 from headrace.consumers.partition import Partition
 from headrace.schemas.errors import LogError, SchemaNeeded
 from headrace.schemas.mapping_format import RegistryFormat, Schemas
@@ -116,12 +118,8 @@ def is_waiting(error: Exception) -> bool:
     return isinstance(error, SchemaNeeded)
 
 
-class SchemaLines:
-    """The lines of one model's partitions, in one membership; see the module's docstring.
-
-    Attributes:
-        failed: What ended a line that nothing should end: a bug, for intake to raise.
-    """
+class SchemaLines(Lines[Block]):
+    """The lines of one model's partitions, in one membership; see the module's docstring."""
 
     def __init__(
         self,
@@ -143,20 +141,13 @@ class SchemaLines:
             admit: Admits a block behind the first, and waits for its schemas.
             ended: Called when a line has ended: its partition may be resumed.
         """
-        self.failed: BaseException | None = None
+        super().__init__(partitions)
         self._decoder = decoder
-        self._partitions = partitions
         self._decode = decode
         self._route = route
         self._admit = admit
         self._line_ended = ended
-        self._lines: dict[Partition, deque[Block]] = {}
-        self._tasks: dict[Partition, asyncio.Task[None]] = {}
         self._closed = False
-
-    def __contains__(self, part: Partition) -> bool:
-        """Whether a partition has a line."""
-        return part in self._lines
 
     def joined(self, part: Partition, block: Block) -> bool:
         """Take a block that stands behind one that waits; False of any other."""
@@ -170,10 +161,7 @@ class SchemaLines:
         """Take a block that was admitted and lacks schemas; False of any other."""
         if not lacks(decoded):
             return False
-        self._lines[part] = deque()
-        part.decoding += 1
-        task = self._tasks[part] = asyncio.create_task(self._work(part, records, decoded))
-        task.add_done_callback(lambda task: self._ended(part, task))
+        self._begin(part, partial(self._work, part, records, decoded))
         return True
 
     async def whole(self, part: Partition, records: Sequence[Record], decoded: Decoded) -> Decoded:
@@ -196,20 +184,11 @@ class SchemaLines:
     def close(self) -> None:
         """Drop all lines: whoever owns the partitions next reads their records."""
         self._closed = True
-        for task in self._tasks.values():
-            task.cancel()
+        super().close()
 
-    def _ended(self, part: Partition, task: asyncio.Task[None]) -> None:
-        del self._tasks[part]
-        rest = self._lines.pop(part)
-        if not task.cancelled():
-            self.failed = self.failed or task.exception()
-        if rest or task.cancelled():
-            return  # what was not admitted was read all the same (`Partition.decoding`)
-        part.decoding -= 1
-        self._line_ended()
-
-    async def _work(self, part: Partition, records: Sequence[Record], decoded: Decoded) -> None:
+    async def _work(
+        self, part: Partition, records: Sequence[Record], decoded: Decoded, line: deque[Block]
+    ) -> None:
         try:
             decoded = await self.whole(part, records, decoded)
         except asyncio.CancelledError:
@@ -217,12 +196,8 @@ class SchemaLines:
             part.in_flight_bytes -= size_of(records)
             raise
         self._route(part, records, decoded)
-        line = self._lines[part]
         while line and self._is_ours(part) and not self._closed:
             await self._admit(part, line.popleft())
-
-    def _is_ours(self, part: Partition) -> bool:
-        return part.active and self._partitions.get(part.tp) is part
 
 
 def lacks(decoded: Decoded) -> bool:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from headrace.consumers.alone import Alone
 from headrace.consumers.attempts import Mark, Marks
+from headrace.consumers.lines import Lines
 from headrace.consumers.partition import Partition
 from headrace.consumers.settings import WorkerSettings
 from headrace.consumers.settle import Settler
@@ -90,12 +91,8 @@ class Trying(NamedTuple):
     unread: bool
 
 
-class Suspects:
-    """The lines of one model's partitions, in one membership; see the module's docstring.
-
-    Attributes:
-        failed: What ended a line that nothing should end, for intake to raise.
-    """
+class Suspects(Lines[Record]):
+    """The lines of one model's partitions, in one membership; see the module's docstring."""
 
     def __init__(
         self,
@@ -114,24 +111,16 @@ class Suspects:
             settler: Commits announcements.
             at_rest: Whether nothing of the model executes.
         """
-        self.failed: BaseException | None = None
+        super().__init__(partitions)
         self._attempting = attempting
-        self._partitions = partitions
         self._settings = settings
         self._settler = settler
         self._at_rest = at_rest
         self._admit: Callable[[Partition, Block], Awaitable[None]] | None = None
-        self._line_ended: Callable[[], None] = lambda: None
-        self._lines: dict[Partition, deque[Record]] = {}
-        self._tasks: dict[Partition, asyncio.Task[None]] = {}
         self._trying: dict[Partition, Trying] = {}
         self._reading: set[Partition] = set()
         self._stopped = False
         self._changed = asyncio.Event()
-
-    def __contains__(self, part: Partition) -> bool:
-        """Whether a partition has a line."""
-        return part in self._lines
 
     def begin(
         self, admit: Callable[[Partition, Block], Awaitable[None]], ended: Callable[[], None]
@@ -151,10 +140,7 @@ class Suspects:
             mark = part.ledger.mark
             if mark is None or not mark.is_suspected(block.records[0].offset):
                 return False
-            line = self._lines[part] = deque()
-            part.decoding += 1
-            task = self._tasks[part] = asyncio.create_task(self._work(part, mark, line))
-            task.add_done_callback(lambda task: self._ended(part, task))
+            line = self._begin(part, partial(self._work, part, mark))
         line.extend(block.records)
         return True
 
@@ -192,21 +178,6 @@ class Suspects:
     def stop(self) -> None:
         """Begin with no further record."""
         self._stopped = True
-
-    def close(self) -> None:
-        """Drop all lines: whoever owns the partitions next reads their records."""
-        for task in self._tasks.values():
-            task.cancel()
-
-    def _ended(self, part: Partition, task: asyncio.Task[None]) -> None:
-        del self._tasks[part]
-        rest = self._lines.pop(part)
-        if not task.cancelled():
-            self.failed = self.failed or task.exception()
-        if rest or task.cancelled():
-            return  # what was not admitted was read all the same (`Partition.decoding`)
-        part.decoding -= 1
-        self._line_ended()
 
     async def _work(self, part: Partition, mark: Mark, line: deque[Record]) -> None:
         logger.warning(
@@ -320,9 +291,6 @@ class Suspects:
         logger.error("%s/%d@%d is given up: %s", *entry.tp, entry.record.offset, error.detail)
         self._attempting.quarantined()
         return Failure(entry, error, dead_letter=True)
-
-    def _is_ours(self, part: Partition) -> bool:
-        return part.active and self._partitions.get(part.tp) is part
 
     def _goes_on(self, part: Partition) -> bool:
         return self._is_ours(part) and not self._stopped
