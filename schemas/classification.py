@@ -69,24 +69,44 @@ def classified(tensor: Tensor, classes: int, labels: Sequence[str], *, batched: 
     """
     rows = tensor.shape[:1] if batched else ()
     size = math.prod(tensor.shape[len(rows) :])
-    if size > MAX_ITEM_ELEMENTS:
-        raise InvalidRequest(
-            f"classification output tensor too large: output '{tensor.name}' has {size} elements per item, expected at "
-            f"most {MAX_ITEM_ELEMENTS}"
-        )
-    count = min(classes, size)
+    check_item(tensor.name, size)
     items = to_numpy(tensor.name, tensor.datatype, (math.prod(rows), size), tensor.data)
-    words = [word for item in items for word in _largest(item, count, labels)]
-    shape: Shape = (*rows, count)
+    places = largest(items, classes)
+    words = [
+        word for item, row in zip(items, places, strict=True) for word in _words(item, row, labels)
+    ]
+    shape: Shape = (*rows, places.shape[1])
     return Tensor(tensor.name, Datatype.BYTES, shape, join_bytes(words))
 
 
-def _largest(item: Array, count: int, labels: Sequence[str]) -> list[bytes]:
-    is_float = item.dtype.kind == "f"
-    keys = np.where(np.isnan(item), -np.inf, item) if is_float else item
+def check_item(output: str, size: int) -> None:
+    """Check that an item is not too large to be sorted.
+
+    Raises:
+        InvalidRequest: It has too many elements (CL-02).
+    """
+    if size > MAX_ITEM_ELEMENTS:
+        raise InvalidRequest(
+            f"classification output tensor too large: output '{output}' has {size} elements per item, expected at "
+            f"most {MAX_ITEM_ELEMENTS}"
+        )
+
+
+def largest(items: Array, count: int) -> Array:
+    """Return the places [n, min(count, size)] of the largest values of items [n, size] (CL-01).
+
+    The largest first, of equal ones the first; not-a-number comes last.
+    """
+    keys = np.where(np.isnan(items), -np.inf, items) if items.dtype.kind == "f" else items
     # Backwards and sorted stably: of equal values the first place comes out first, so that an answer that is given
     # twice is the same (DELIVERY P-16). There is no negative of an unsigned value to sort by.
-    places = len(item) - 1 - np.argsort(keys[::-1], kind="stable")[::-1][:count]
+    order = np.argsort(keys[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
+    places: Array = items.shape[1] - 1 - order
+    return places
+
+
+def _words(item: Array, places: Array, labels: Sequence[str]) -> list[bytes]:
+    is_float = item.dtype.kind == "f"
     words: list[bytes] = []
     for place, value in zip(places.tolist(), item[places].tolist(), strict=True):
         # As C++'s to_string writes numbers: floats of any size with six decimals.

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 
 from headrace.schemas.errors import InvalidRequest, UndecodableRecord
+from headrace.schemas.json_text import read_document
 from headrace.schemas.mapping_path import MAX_SHOWN_CHARS
 from headrace.schemas.record import BINARY, JSON
 
@@ -14,7 +15,6 @@ RAW_FIELD = "value"
 """The one field of a raw record: its bytes."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_decode = json.JSONDecoder().decode
 
 
 class JsonFormat:
@@ -29,11 +29,7 @@ class JsonFormat:
         refused by its field.
         """
         try:
-            text = value.decode()
-            document = _decode(text)
-            if "\\ud" in text or "\\uD" in text:
-                # An escape may make half of a surrogate pair, which is no text: it could not be written anywhere.
-                _encode_any(document)
+            document = read_document(value)
         except RecursionError:
             raise UndecodableRecord("the value is no JSON object: it is nested too deep") from None
         except ValueError as exc:  # JSONDecodeError, Unicode errors, integers with too many digits
@@ -49,10 +45,6 @@ class JsonFormat:
             return _encode(record).encode()
         except (ValueError, TypeError, RecursionError):
             return _encode_plain(record)
-
-
-def _encode_any(document: object) -> None:
-    json.dumps(document, ensure_ascii=False).encode()
 
 
 def _encode_plain(record: Mapping[str, object]) -> bytes:

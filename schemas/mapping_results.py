@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from headrace.schemas.batch import Batch
-from headrace.schemas.classification import MAX_ITEM_ELEMENTS
-from headrace.schemas.errors import InvalidRequest
+from headrace.schemas.classification import check_item, largest
 from headrace.schemas.mapping_check import ResultPlan
 from headrace.schemas.signature import TensorSpec
 from headrace.schemas.split import check_rows, split_output
@@ -139,17 +138,8 @@ def _classes(plan: ResultPlan, top_k: int) -> Make:
 
 
 def _largest(spec: TensorSpec, array: Array, count: int) -> tuple[Any, Any]:
-    """Return items [n, size] and the places [n, count] of their largest values, as classification orders them.
-
-    The largest first, of equal ones the first; not-a-number last (SEMANTICS CL-01).
-    """
+    """Return items [n, size] and the places [n, count] of their largest values."""
     size = math.prod(array.shape[1:])
-    if size > MAX_ITEM_ELEMENTS:
-        raise InvalidRequest(
-            f"classification output tensor too large: output '{spec.name}' has {size} elements per item, expected at "
-            f"most {MAX_ITEM_ELEMENTS}"
-        )
+    check_item(spec.name, size)
     items = array.reshape(array.shape[0], size)
-    keys = np.where(np.isnan(items), -np.inf, items) if items.dtype.kind == "f" else items
-    order = np.argsort(keys[:, ::-1], axis=1, kind="stable")[:, ::-1][:, : min(count, size)]
-    return items, size - 1 - order
+    return items, largest(items, count)
