@@ -43,8 +43,10 @@ class Gathering:
 
     def is_enough(self, count: int) -> bool:
         """Whether these many records go out at once."""
+        if not self._gather_s:
+            return True
         self._peak = max(self._peak, self._open_calls())
-        if not self._gather_s or self._peak < FEW_CALLS:
+        if self._peak < FEW_CALLS:
             return True
         return count >= min(ENOUGH, ENOUGH_SHARE * self._peak)
 

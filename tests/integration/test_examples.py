@@ -134,7 +134,7 @@ def test_every_example_has_its_line_its_command_and_its_test():
 @pytest.mark.parametrize("name", sorted(PRINTED.keys() - {"kcat.sh"}))
 async def test_an_example_runs_as_printed(name: str, service: Service):
     if name == "confluent_client.py" and importlib.util.find_spec("confluent_kafka") is None:
-        pytest.skip("confluent-kafka is not installed: pip install 'headrace[librdkafka]'")
+        brokers.lacking("no confluent-kafka: pip install 'headrace[librdkafka]'")
     if name == "curl.sh" and shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     await asyncio.to_thread(played, name, service.bootstrap, service.url)
