@@ -47,7 +47,7 @@ class EmbeddedBroker:
         *,
         log_dir: Path | None = None,
         port: int = 0,
-        start_timeout_s: float = 15.0,
+        start_timeout_s: float = 60.0,
         stop_timeout_s: float = 5.0,
     ) -> None:
         """Note the parameters.
