@@ -33,6 +33,7 @@ def test_a_mapped_model_takes_records_of_its_own_and_no_program_sends_one(capsys
         "response-index",
     ):
         assert text in printed, text
-    assert "idempotency-key │" not in printed
+    # In the first column: the text of another row may end with the word, by where the console breaks lines.
+    assert "│ idempotency-key" not in printed
     assert "InferRequest" not in printed
     assert "SyncClient" not in printed
