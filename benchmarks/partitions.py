@@ -2,7 +2,9 @@
 
 One worker has all partitions of its model's topic. It is looked at once it has answered two records of each, so that
 whatever it keeps for a partition is there, and has nothing to do; then another one, on fresh topics of as many
-partitions, answers a backlog. Beside each figure stands that of the fewest partitions in the same mode.
+partitions, answers a backlog. Beside each figure stands that of the fewest partitions in the same mode. A broker takes
+a while for the first records of many partitions, whoever reads and writes them, so the rate also stands beside that of
+the hand-written loop on as many.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.brokers import KAFKA, Broker, broker
-from benchmarks.contest import Worker, backlog, serving
+from benchmarks.contest import Loop, Worker, backlog, serving
 from benchmarks.exactly_once import contenders
 from benchmarks.figures import Figure
 from benchmarks.formats import FORMATS
@@ -49,19 +51,22 @@ UNITS = {"memory": "MB", "sockets": "sockets", "idle": "ms/s", "rate": "records/
 
 def measure(kind: str, folder: Path, *, quick: bool) -> Iterator[Figure]:
     """Yield four figures for each number of partitions and mode."""
-    write_repository(folder / "models")
+    model = write_repository(folder / "models")
     count = 20_000 if quick else 60_000
     wanted = PARTITIONS[:-1] if quick else PARTITIONS
     with broker(kind, folder) as running:
         # The first run after a broker's start is a quarter slower, whoever makes it: it does not count.
         for worker in contenders(folder).values():
             backlog(running, worker, count // 2, PARTITIONS[0], folder)
+        loops = {n: backlog(running, Loop(model), count, n, folder).rate for n in wanted}
         for mode, worker in contenders(folder).items():
             fewest = None
             for partitions in wanted:
                 cost = _cost(running, worker, partitions, count, folder)
                 fewest = fewest or cost
-                yield from _figures(f"{NAME}.{mode}.{partitions}", kind, cost, fewest)
+                name = f"{NAME}.{mode}.{partitions}"
+                yield from _figures(name, kind, cost, fewest)
+                yield _beside_loop(name, kind, cost.rate, loops[partitions])
 
 
 def _cost(running: Broker, worker: Worker, partitions: int, count: int, folder: Path) -> _Cost:
@@ -86,3 +91,9 @@ def _figures(name: str, kind: str, cost: _Cost, fewest: _Cost) -> Iterator[Figur
         ratio = value / against if against else None
         of = f"{PARTITIONS[0]} partition"
         yield Figure(f"{name}.{what}", kind, value, unit, of, against, ratio=ratio)
+
+
+def _beside_loop(name: str, kind: str, rate: float, loop: float) -> Figure:
+    return Figure(
+        f"{name}.rate-of-loop", kind, rate, UNITS["rate"], "the loop", loop, ratio=rate / loop
+    )
