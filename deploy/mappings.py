@@ -16,6 +16,7 @@ from headrace.schemas.avro_results import result_schema
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.mapping import ModelMapping
 from headrace.schemas.mapping_check import MappingPlan, fit_mapping
+from headrace.schemas.mapping_fields import check_fields
 from headrace.schemas.mapping_file import read_mapping
 from headrace.schemas.mapping_format import FormatSettings, RecordFormat, Schemas
 from headrace.schemas.mapping_inputs import compile_inputs
@@ -35,14 +36,17 @@ def read_mapping_file(path: Path) -> ModelMapping:
     """Read one mapping file; files that it names are relative to it.
 
     Raises:
-        ConfigError: It cannot be read, or is wrong.
+        ConfigError: It cannot be read, is wrong, or names a field that its records cannot have.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "expected UTF-8 text"
         raise ConfigError(f"the file cannot be read: {why}", field=OPTION, value=path) from exc
-    return read_mapping(text, str(path), lambda name: (path.parent / name).read_bytes())
+    mapping = read_mapping(text, str(path), lambda name: (path.parent / name).read_bytes())
+    if mapping.source.format.word != "v2":
+        check_fields(mapping, source_format(mapping.source.format, mapping.file).names)
+    return mapping
 
 
 def read_mappings(settings: Settings) -> dict[str, ModelMapping]:

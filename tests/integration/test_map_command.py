@@ -142,3 +142,17 @@ async def test_a_worker_refuses_a_mapping_that_does_not_fit_before_anything_star
     status, _, said = await as_process("worker", str(root / "models"), *arguments)
     assert status == 1
     assert "inputs.INPUTO: model 'fraud' has no such input, did you mean 'INPUT" in said
+
+
+async def test_a_field_that_the_schema_does_not_have_is_refused(root: Path) -> None:
+    fields = [{"name": name, "type": "double"} for name in ("amount", "age", "rate", "count")]
+    schema = {"type": "record", "name": "Payment", "fields": fields}
+    (root / "payment.avsc").write_text(json.dumps(schema))
+    mapping = root / "wrong.toml"
+    text = MAPPING.replace('"json"', '"avro"\nschema = "payment.avsc"')
+    mapping.write_text(text.replace('["a", "b", "c"]', '["amuont", "age", "rate"]'))
+    option = ("--mapping", f"fraud={mapping}")
+    status, _, said = await command("map", "check", str(root / "models"), *option)
+    assert status == 1
+    assert "inputs.INPUT0 = amuont: the avro records have no field 'amuont'" in said
+    assert "did you mean 'amount'?" in said
