@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -128,7 +129,14 @@ async def test_serve_puts_a_model_on_a_topic_of_the_embedded_broker(root: Path) 
             async with asyncio.timeout(30):
                 while len(found) < 3:
                     found.append(json.loads((await consumer.getone()).value))
+        status, listed, _ = await command(
+            *("topics", str(root / "models"), *options, "--bootstrap-servers", service.bootstrap)
+        )
     assert sorted((result["n"], result["OUTPUT1"]) for result in found) == [(0, 0), (1, 1), (2, 2)]
+    assert status == 0, listed
+    assert re.search(r"payments\W+4\W+yours, never made here\W+yes", listed)
+    assert re.search(r"scored\W+4\W+the broker's\W+yes", listed)
+    assert "headrace.fraud.requests" not in listed
     assert "payments to scored" in (root / "serve.log").read_text()
 
 
