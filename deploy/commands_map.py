@@ -140,8 +140,8 @@ def run(
 ) -> None:
     """Show, for the last records of a mapped topic, the tensors that come out and the results that would be written.
 
-    No group is joined, nothing is written: the topic's readers notice nothing. Of a sequence model only the tensors
-    are shown, for a result depends on the records before.
+    No group is joined, nothing is written: the topic's readers notice nothing. The records of a sequence model are
+    served in their order, as if nothing had been before them.
 
     [bold]Examples[/]
 
@@ -182,7 +182,7 @@ async def _try(
         mapped: MappedModel = await mapped_model(
             settings, mapping, {version: plan}, registries, dry=True
         )
-        return await try_records(mapped, prepared, version, records)
+        return await try_records(mapped, prepared, version, records, load_settings_of(settings))
 
 
 def _mappings(settings: Settings) -> dict[str, ModelMapping]:

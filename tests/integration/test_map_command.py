@@ -92,20 +92,29 @@ async def test_what_is_wrong_is_one_sentence(root: Path, arguments, words) -> No
     assert words in said
 
 
-async def test_of_a_sequence_model_the_tensors_are_shown(tmp_path: Path) -> None:
+async def test_the_records_of_a_sequence_model_are_served_in_their_order(tmp_path: Path) -> None:
+    """As a worker would, from the first record on; what began before that is told."""
     write_sums(tmp_path / "models")
-    sample = tmp_path / "rides.json"
+    sample, bad = tmp_path / "rides.json", tmp_path / "bad.json"
     sample.write_text('{"car_id": "a", "INPUT": 4}')
-    models = str(tmp_path / "models")
+    models, mapping = str(tmp_path / "models"), tmp_path / "sums.toml"
     _, said, _ = await command("map", "propose", SUMS, models, "--sample", str(sample))
-    (tmp_path / "sums.toml").write_text(said)
-    option = ("--mapping", f"{SUMS}={tmp_path / 'sums.toml'}")
-    status, said, _ = await command(
-        "map", "run", models, *option, "--dry-run", "--sample", str(sample)
-    )
-    assert status == 0
-    assert "sequence a" in said
-    assert "(depends on the records before it)" in said
+    mapping.write_text(said)
+    steps = [("a", 4), ("b", 10), ("a", 5), ("b", "x"), ("b", 1)]
+    lines = [json.dumps({"car_id": car, "INPUT": value}) for car, value in steps]
+    bad.write_text("\n".join(lines))
+    run = ("map", "run", models, "--mapping", f"{SUMS}={mapping}", "--dry-run", "--sample")
+    status, printed, complained = await command(*run, str(bad))
+    assert (status, complained) == (1, "1 record would be answered with an error\n")
+    assert "sequence a" in printed
+    for car, total in (("a", 4), ("b", 10), ("a", 9), ("b", 11)):
+        assert f'{{"car_id":"{car}","OUTPUT":{total}}}' in printed
+    assert "field 'INPUT' is 'x'" in printed
+    begins = 'start = { field = "INPUT", equals = 10 }'
+    mapping.write_text(said.replace('start = "first-sight"', begins))
+    _, printed, _ = await command(*run, str(bad))
+    assert printed.count("(its sequence began before these records)") == 2
+    assert '{"car_id":"b","OUTPUT":11}' in printed
 
 
 @pytest.mark.embedded
