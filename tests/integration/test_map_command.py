@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import fastavro
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from command_kit import as_process, command
@@ -78,7 +79,10 @@ field = "d"
         (["check", "--mapping", "frad=FILE"], "there is no such model, did you mean 'fraud'?"),
         (["check", "--mapping", "fraud=FILE"], "inputs.INPUTO: model 'fraud' has no such input"),
         (["run", "--mapping", "fraud=FILE"], "expected --dry-run"),
-        (["propose", "fraud"], "no record is named: give --sample FILE or --topic TOPIC"),
+        (
+            ["propose", "fraud"],
+            "no record is named: give --sample FILE, --topic TOPIC or --source FILE",
+        ),
         (["propose", "fraud", "--topic", "t"], "no Kafka is named"),
         (["propose", "fraud", "--sample", "none"], "--sample = none: the file cannot be read"),
     ],
@@ -90,6 +94,37 @@ async def test_what_is_wrong_is_one_sentence(root: Path, arguments, words) -> No
     status, _, said = await command("map", *given, "--model-repository", str(root / "models"))
     assert status in (1, 2)
     assert words in said
+
+
+async def test_a_mapping_is_proposed_for_records_that_are_no_json(root: Path) -> None:
+    """From the beginning of the file, which says how they are read, to a mapping that is served as it is."""
+    lines = {"type": "array", "items": "float"}
+    fields = [{"name": "payment_id", "type": "string"}, {"name": "count", "type": "int"}]
+    schema = {"type": "record", "name": "P", "fields": [*fields, {"name": "rates", "type": lines}]}
+    (root / "payment.avsc").write_text(json.dumps(schema))
+    begun, sample = root / "begun.toml", root / "payment.avro"
+    head = '[source]  # as it is\ntopic = "t"\nformat = "avro"\nschema = "payment.avsc"\noffset_reset = "latest"\n'
+    begun.write_text(head)
+    with sample.open("wb") as out:
+        record = {"payment_id": "p", "count": 7, "rates": [1.0, 2.5, 3.0]}
+        fastavro.schemaless_writer(out, fastavro.parse_schema(schema), record)
+    models, given = str(root / "models"), ("--sample", str(sample))
+    propose = ("map", "propose", "fraud", models, "--source", str(begun))
+    status, said, complained = await command(*propose, *given)
+    assert status == 0, complained
+    assert said.startswith(head)
+    assert 'field = "rates"  # sample: a list of 3' in said
+    (root / "fraud.toml").write_text(said)
+    option = ("--mapping", f"fraud={root / 'fraud.toml'}", "--dry-run")
+    status, said, _ = await command("map", "run", models, *option, *given)
+    assert status == 0
+    assert '{"payment_id":"p","OUTPUT0":[1.0,2.5,3.0],"OUTPUT1":7}' in said
+    status, _, said = await command(*propose, "--topic", "u")
+    assert (status, said) == (2, "expected either --topic or --source, which names a topic\n")
+    begun.write_text(f"{head}[results]\n")
+    status, _, said = await command(*propose, *given)
+    assert status == 1
+    assert "results: there is no such key, expected source" in said
 
 
 async def test_the_records_of_a_sequence_model_are_served_in_their_order(tmp_path: Path) -> None:
@@ -173,3 +208,18 @@ async def test_a_field_that_the_schema_does_not_have_is_refused(root: Path) -> N
     assert status == 1
     assert "inputs.INPUT0 = amuont: the avro records have no field 'amuont'" in said
     assert "did you mean 'amount'?" in said
+
+
+async def test_events_in_a_file_are_in_structured_mode(root: Path) -> None:
+    event = {"specversion": "1.0", "id": "e-1", "source": "/shop", "type": "made"}
+    data = {"a": 1, "b": 2, "c": 3, "d": 4}
+    sample, mapping = root / "events.json", root / "events.toml"
+    sample.write_text(json.dumps({**event, "data": data}))
+    results = '[results]\npass = ["cloudevent.id"]\n'
+    mapping.write_text(
+        MAPPING.replace("offset_reset", "cloudevents = true\noffset_reset") + results
+    )
+    arguments = ("--mapping", f"fraud={mapping}", "--dry-run", "--sample", str(sample))
+    status, said, _ = await command("map", "run", str(root / "models"), *arguments)
+    assert status == 0
+    assert '{"id":"e-1","OUTPUT0":[1.0,2.0,3.0],"OUTPUT1":4}' in said
