@@ -36,6 +36,7 @@ from headrace.schemas.mapping import (
 )
 from headrace.schemas.mapping_check import MappingPlan
 from headrace.schemas.mapping_events import read_event_fields
+from headrace.schemas.mapping_fields import in_order
 from headrace.schemas.mapping_format import FormatSettings, RegistryFormat
 from headrace.schemas.mapping_path import Fields
 from headrace.schemas.mapping_propose import propose as proposed
@@ -148,9 +149,11 @@ async def _sample(
             schemas = registries[registry_url(settings, source.format)]
             for number in reading.missing([record.value]):
                 reading.learn(number, await schemas.fetch(number))
-    if source.events:
-        return record, read_event_fields(record, reading.read)
-    return record, reading.read(record.value or b"")
+
+    def read(value: bytes) -> Fields:
+        return in_order(reading.read(value), reading.names)
+
+    return record, read_event_fields(record, read) if source.events else read(record.value or b"")
 
 
 @app.command("check")

@@ -6,13 +6,13 @@ record. JSON says nothing: there a field that is missing is each record's own er
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from headrace.schemas.errors import ConfigError
 from headrace.schemas.mapping import ModelMapping
 from headrace.schemas.mapping_events import EVENT_FIELD
-from headrace.schemas.mapping_path import FieldPath
+from headrace.schemas.mapping_path import FieldPath, Fields
 from headrace.schemas.mapping_tables import nearest
 
 NamesAt: TypeAlias = Callable[[Sequence[str | int]], Sequence[str] | None]
@@ -45,6 +45,18 @@ def check_fields(mapping: ModelMapping, names: NamesAt) -> None:
                 field=where,
                 value=path.text,
             )
+
+
+def in_order(record: Fields, names: NamesAt, steps: tuple[str, ...] = ()) -> Fields:
+    """Return a record whose fields stand as in the schema; as it was read, those with defaults stand apart."""
+    known = names(steps)
+    found: dict[str, object] = {}
+    for name in record if known is None else [name for name in known if name in record]:
+        value = record[name]
+        if isinstance(value, Mapping):
+            value = in_order(value, names, (*steps, name))
+        found[name] = value
+    return found
 
 
 def _paths(mapping: ModelMapping) -> Iterator[tuple[str, FieldPath]]:

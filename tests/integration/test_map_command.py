@@ -173,14 +173,19 @@ async def test_serve_puts_a_model_on_a_topic_of_the_embedded_broker(root: Path) 
             async with asyncio.timeout(30):
                 while len(found) < 3:
                     found.append(json.loads((await consumer.getone()).value))
-        status, listed, _ = await command(
-            *("topics", str(root / "models"), *options, "--bootstrap-servers", service.bootstrap)
-        )
+        kafka = ("--bootstrap-servers", service.bootstrap)
+        status, listed, _ = await command("topics", str(root / "models"), *options, *kafka)
+        dry = ("--dry-run", "--limit", "2", *kafka)
+        _, tried, _ = await command("map", "run", str(root / "models"), *options, *dry)
+        named = ("fraud", str(root / "models"), "--topic", "payments")
+        _, proposed, _ = await command("map", "propose", *named, *kafka)
     assert sorted((result["n"], result["OUTPUT1"]) for result in found) == [(0, 0), (1, 1), (2, 2)]
     assert status == 0, listed
     assert re.search(r"payments\W+4\W+yours, never made here\W+yes", listed)
     assert re.search(r"scored\W+4\W+the broker's\W+yes", listed)
     assert "headrace.fraud.requests" not in listed
+    assert len(re.findall(r'\{"n":\d,"OUTPUT0":\[1.0,2.0,3.0\],"OUTPUT1":\d\}', tried)) == 2
+    assert tomllib.loads(proposed)["source"]["topic"] == "payments"
     assert "payments to scored" in (root / "serve.log").read_text()
 
 

@@ -5,11 +5,11 @@ import json
 import pytest
 from headrace.schemas.avro_records import FramedAvro, PlainAvro
 from headrace.schemas.errors import ConfigError
-from headrace.schemas.mapping_fields import check_fields
+from headrace.schemas.mapping_fields import check_fields, in_order
 from headrace.schemas.mapping_json import JsonFormat, RawFormat
 from headrace.schemas.protobuf_records import ProtobufRecords
 from mapping_kit import SOURCE, mapped
-from proto_kit import LAST, MESSAGE, files
+from proto_kit import LAST, MESSAGE, files, message_class
 
 CARD = {
     "type": "record",
@@ -116,3 +116,18 @@ def test_an_events_attributes_are_its_own():
     check_fields(mapping("amount", rest, events), AVRO.names)
     with pytest.raises(ConfigError, match=r"request\.id"):
         check_fields(mapping("amount", rest), AVRO.names)
+
+
+def test_a_record_stands_in_its_schemas_order():
+    order = message_class(MESSAGE)(s="x", d=1.5, i32=2)
+    order.parent.i64 = 7
+    order.free.update({"b": 1, "a": 2})
+    found = in_order(PROTOBUF.read(order.SerializeToString()), PROTOBUF.names)
+    assert list(found) == [name for name in PROTOBUF.names(()) if name in found]
+    assert list(found)[-2:] == ["counts", "parent"]
+    assert list(found["parent"])[:4] == ["d", "f", "i32", "i64"]
+    record = {"more": {"z": {"at": 1, "age": 2}, "y": {}}, "amount": 1.0}
+    assert str(in_order(record, AVRO.names)) == (
+        "{'amount': 1.0, 'more': {'z': {'age': 2, 'at': 1}, 'y': {}}}"
+    )
+    assert in_order(record, JsonFormat().names) == record
