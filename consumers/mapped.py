@@ -91,4 +91,9 @@ class MappedModel:
 
 def mapped_topics(mapping: ModelMapping) -> MappedTopics:
     """Return the topics of a mapped model."""
-    return MappedTopics(requests=mapping.source.topic, results=mapping.results.topic)
+    source = mapping.source
+    return MappedTopics(
+        requests=source.topic,
+        results=mapping.results.topic,
+        skips_nulls=source.format.word != "v2" and source.tombstones == "skip",
+    )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from headrace.schemas.answers import Answer, answer_binary
 from headrace.schemas.batch import Entry
+from headrace.schemas.cloudevents import PREFIX as EVENT_PREFIX
 from headrace.schemas.codec import decode_response, encode_error_value, encode_response
 from headrace.schemas.errors import InferError
 from headrace.schemas.infer import InferResponse
@@ -39,8 +40,13 @@ _TRUE = b"true"
 
 
 def kept_answer(value: bytes, headers: Headers) -> KeptAnswer:
-    """Return what is kept of an answer: not whose it was, but for the id that stands in its value."""
-    return KeptAnswer(value, [header for header in headers if header[0] in _KEPT])
+    """Return what is kept of an answer: not whose it was, but for the id that stands in its value.
+
+    An answer that is a CloudEvent stays that event: a repeat of it has its id.
+    """
+    return KeptAnswer(
+        value, [h for h in headers if h[0] in _KEPT or h[0].startswith(EVENT_PREFIX)]
+    )
 
 
 def replayed(entry: Entry, answers: Sequence[KeptAnswer]) -> list[Answer]:
@@ -68,6 +74,7 @@ def _answer(entry: Entry, answer: KeptAnswer) -> tuple[bytes, Headers]:
     if entry.id:
         headers.append((ID, entry.id.encode()))
     headers += [(name, named[name]) for name in _FURTHER if name in named]
+    headers += [header for header in answer.headers if header[0].startswith(EVENT_PREFIX)]
     headers.append((REPLAYED, _TRUE))
     headers += entry.correlation if entry.attempt == 1 else entry.correlation[:-1]
     return value, headers

@@ -18,9 +18,11 @@ from headrace.consumers.ledger import decode_metadata
 from headrace.deploy.broker import named_kafka, open_log, topology_of
 from headrace.deploy.console import errors, out, plain, print_table
 from headrace.deploy.failure import CommandFailed, failure_of
+from headrace.deploy.mappings import read_mappings, topics_of
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
 from headrace.deploy.times import period_ms
+from headrace.schemas.mapping import ModelMapping
 from headrace.schemas.record import TP
 from headrace.streams.audit import Auditor, AuditSettings, ProgressOf
 from headrace.streams.audit_offsets import Progress
@@ -70,6 +72,7 @@ def _cannot_tell(command: Callable[..., Result]) -> Callable[..., Result]:
     "kafka_config",
     "topic_prefix",
     "allow_reply_topics",
+    "mapping",
     "config",
     "log_level",
 )
@@ -128,14 +131,20 @@ def audit(
       headrace audit resnet vad --delivery exactly_once --since 2h --json
 
       headrace audit resnet --offsets 0:1000-2000 --kafka-config client.properties
+
+      headrace audit fraud --mapping fraud=fraud.toml --since 2h --bootstrap-servers 127.0.0.1:9092
     """
-    span = _span(topology_of(settings), models or [], since, until, offsets or [])
+    mappings = read_mappings(settings)
+    topology = topology_of(settings, topics_of(mappings))
+    span = _span(topology, models or [], since, until, offsets or [])
+    if span.is_whole:
+        _check_beginnings(mappings, models or list(mappings))
     bounds = AuditSettings(
         committed=isolation_level is View.COMMITTED,
         max_examples=examples,
         max_memory_bytes=max_memory_mib << 20,
     )
-    report = asyncio.run(run_audit(settings, models or [], span, bounds))
+    report = asyncio.run(run_audit(settings, topology, models or [], span, bounds))
     verdict = report.verdict(delivery)
     if json_out:
         document = {"verdict": verdict, "delivery": delivery, **report.to_json()}
@@ -146,7 +155,11 @@ def audit(
 
 
 async def run_audit(
-    settings: Settings, models: Sequence[str], span: AuditRange, bounds: AuditSettings
+    settings: Settings,
+    topology: Topology,
+    models: Sequence[str],
+    span: AuditRange,
+    bounds: AuditSettings,
 ) -> AuditReport:
     """Audit models on the Kafka that the settings name, with a bar on standard error where that is a terminal."""
     properties = named_kafka(settings)
@@ -162,9 +175,7 @@ async def run_audit(
             def on_step(step: str, done: int, total: int) -> None:
                 bar.update(task, description=step, completed=done, total=total)
 
-            auditor = Auditor(
-                log, topology_of(settings), bounds, progress=progress, on_step=on_step
-            )
+            auditor = Auditor(log, topology, bounds, progress=progress, on_step=on_step)
             return await auditor.audit(models, span)
 
 
@@ -251,6 +262,17 @@ def _sentence(total: Counts, verdict: Verdict, delivery: Mode) -> str:
         f"({total.duplicated_equal} of them equal), {total.orphaned} orphaned"
         + (f", {letters} dead letters repeated." if letters else ".")
     )
+
+
+def _check_beginnings(mappings: Mapping[str, ModelMapping], models: Sequence[str]) -> None:
+    """Refuse models some of whose requests were there before they were served, which have no answer."""
+    for name in models:
+        mapping = mappings.get(name)
+        if mapping is not None and mapping.source.offset_reset == "latest":
+            raise CommandFailed(
+                f"model '{name}' was first served from where topic {mapping.source.topic} ended then, expected --since "
+                "or --offsets"
+            )
 
 
 def _span(

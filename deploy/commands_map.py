@@ -18,7 +18,9 @@ from headrace.deploy.mappings import (
     fit_model,
     mapped_model,
     read_mappings,
+    read_source_file,
     registries_of,
+    registry_url,
     source_format,
 )
 from headrace.deploy.options import with_settings
@@ -33,9 +35,13 @@ from headrace.schemas.mapping import (
     SourceMapping,
 )
 from headrace.schemas.mapping_check import MappingPlan
-from headrace.schemas.mapping_format import FormatSettings
+from headrace.schemas.mapping_events import read_event_fields
+from headrace.schemas.mapping_fields import in_order
+from headrace.schemas.mapping_format import FormatSettings, RegistryFormat
+from headrace.schemas.mapping_path import Fields
 from headrace.schemas.mapping_propose import propose as proposed
 from headrace.schemas.mapping_tables import nearest
+from headrace.schemas.record import Record
 from headrace.schemas.signature import Signature
 
 app = typer.Typer(no_args_is_help=True)
@@ -80,31 +86,74 @@ def propose(
     topic: Annotated[
         str, typer.Option("--topic", help="Topic that has the records; without a sample, asked.")
     ] = "",
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--source",
+            help="File with the table source of a mapping and no more, where records are no JSON.",
+        ),
+    ] = None,
 ) -> None:
-    """Write a first mapping of a model, from a JSON record and the model's configuration; to be read and mended.
+    """Write a first mapping of a model, from a record and the model's configuration; to be read and mended.
+
+    Records are JSON, or what a file says that begins a mapping: its table source with topic, format, schema, registry.
 
     [bold]Examples[/]
 
       headrace map propose fraud models --sample payment.json > fraud.toml
 
       headrace map propose fraud models --topic payments --bootstrap-servers 127.0.0.1:9092
+
+      headrace map propose fraud models --source payments.toml --bootstrap-servers 127.0.0.1:9092
     """
-    if sample is None and not topic:
-        raise CommandFailed("no record is named: give --sample FILE or --topic TOPIC", status=2)
+    if sample is None and not topic and source is None:
+        raise CommandFailed(
+            "no record is named: give --sample FILE, --topic TOPIC or --source FILE", status=2
+        )
+    if topic and source is not None:
+        raise CommandFailed("expected either --topic or --source, which names a topic", status=2)
     signature = _signature(_prepared(settings, model, repositories))
     topic = topic or (sample.stem if sample is not None else "")
-    records = asyncio.run(samples_of(settings, topic, sample, limit=1, is_lines=True))
-    json = FormatSettings("json")
-    fields = source_format(json, "").read(records[0].value or b"")
+    head, begun = "", SourceMapping(topic, FormatSettings("json"), "latest", "skip")
+    if source is not None:
+        head, begun = read_source_file(source)
     base = ModelMapping(
-        file="the proposal",
-        source=SourceMapping(topic, json, "latest", "skip"),
+        file="the proposal" if source is None else str(source),
+        source=begun,
         inputs=(),
         request=RequestMapping(),
         sequence=None,
-        results=ResultsMapping("", json),
+        results=ResultsMapping("", FormatSettings("json")),
     )
-    print(proposed(fields, signature, base, key=records[0].key), end="")
+    record, fields = asyncio.run(_sample(settings, base, sample))
+    print(proposed(fields, signature, base, key=record.key, head=head), end="")
+
+
+async def _sample(
+    settings: Settings, base: ModelMapping, sample: Path | None
+) -> tuple[Record, Fields]:
+    """Return a record and its fields; the schema that it names is asked for.
+
+    Raises:
+        CommandFailed: There is no record.
+        InferError: It cannot be read.
+        LogError: The registry does not answer.
+    """
+    source = base.source
+    if source.format.word == "v2":
+        raise CommandFailed(f"{base.file}: expected another format than v2, which needs no more")
+    (record,) = await samples_of(settings, source, sample, limit=1)
+    reading = source_format(source.format, base.file)
+    if isinstance(reading, RegistryFormat):
+        async with registries_of(settings, [base]) as registries:
+            schemas = registries[registry_url(settings, source.format)]
+            for number in reading.missing([record.value]):
+                reading.learn(number, await schemas.fetch(number))
+
+    def read(value: bytes) -> Fields:
+        return in_order(reading.read(value), reading.names)
+
+    return record, read_event_fields(record, read) if source.events else read(record.value or b"")
 
 
 @app.command("check")
@@ -140,8 +189,8 @@ def run(
 ) -> None:
     """Show, for the last records of a mapped topic, the tensors that come out and the results that would be written.
 
-    No group is joined, nothing is written: the topic's readers notice nothing. Of a sequence model only the tensors
-    are shown, for a result depends on the records before.
+    No group is joined, nothing is written: the topic's readers notice nothing. The records of a sequence model are
+    served in their order, as if nothing had been before them.
 
     [bold]Examples[/]
 
@@ -173,16 +222,13 @@ async def _try(
 ) -> list[Tried]:
     version = max(prepared.paths)
     plan = fit_model(mapping, Signature(prepared.config, version), prepared.labels)
-    is_lines = mapping.source.format.word == "json"
-    records = await samples_of(
-        settings, mapping.source.topic, sample, limit=limit, is_lines=is_lines
-    )
+    records = await samples_of(settings, mapping.source, sample, limit=limit)
     async with registries_of(settings, [mapping]) as registries:
         # Nothing is registered: what is shown of a result in Avro is its fields.
         mapped: MappedModel = await mapped_model(
             settings, mapping, {version: plan}, registries, dry=True
         )
-        return await try_records(mapped, prepared, version, records)
+        return await try_records(mapped, prepared, version, records, load_settings_of(settings))
 
 
 def _mappings(settings: Settings) -> dict[str, ModelMapping]:

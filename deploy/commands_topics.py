@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from headrace.deploy.commands_topics_schema import schema
 from headrace.deploy.console import hint, out, print_table
 from headrace.deploy.failure import CommandFailed
 from headrace.deploy.loading import repository_paths
+from headrace.deploy.mappings import read_mappings, topics_of
 from headrace.deploy.options import with_settings
 from headrace.deploy.settings import Settings
 from headrace.repository.layout import ModelSource, scan
@@ -65,6 +66,7 @@ def topics() -> None:
     "idempotency_window_secs",
     "async_window_secs",
     "model_config_name",
+    "mapping",
     "config",
     "log_level",
 )
@@ -86,27 +88,34 @@ def list_topics(
       headrace topics list models --bootstrap-servers 127.0.0.1:9092
 
       headrace topics models --kafka-config client.properties --create
+
+      headrace topics models --mapping fraud=fraud.toml --bootstrap-servers 127.0.0.1:9092
     """
     paths = repository_paths(settings, path)
-    topology = topology_of(settings)
-    later = topology.async_spec(settings.async_window_secs * 1000)
-    specs = [*topology.shared_specs(), later]
-    for source in scan(paths).sources.values():
-        specs += specs_of(topology, source, settings)
-    existing, warnings = asyncio.run(_look(settings, specs, create=create))
+    mapped = topics_of(read_mappings(settings))
+    topology = topology_of(settings, mapped)
+    sources = scan(paths).sources.values()
+    specs, existing, warnings = asyncio.run(_look(settings, topology, sources, create=create))
+    theirs = sorted({topics.requests for topics in mapped.values()})
     rows = [
+        (name, existing.get(name, "-"), "yours, never made here", _exists(name in existing))
+        for name in theirs
+    ]
+    rows += [
         (
             spec.name,
             existing.get(spec.name, spec.partitions),
             ", ".join(f"{name}={value}" for name, value in spec.settings.items())
             or "the broker's",
-            _exists(spec.name in existing, is_made_later=spec is later),
+            _exists(spec.name in existing, is_made_later=spec.name == topology.async_replies),
         )
-        for spec in sorted(specs, key=lambda spec: spec.name)
+        for spec in specs
     ]
     print_table(("topic", "partitions", "settings", "exists"), rows)
     for warning in warnings:
         out.print(warning, markup=False)
+    if absent := [name for name in theirs if name not in existing]:
+        raise CommandFailed(f"topic {absent[0]}, which a mapping names, does not exist")
     missing = sum(row[3] == "no" for row in rows)
     if missing:
         raise CommandFailed(f"{missing} topics do not exist; --create makes them")
@@ -116,8 +125,17 @@ app.command("schema")(schema)
 app.command("describe")(describe)
 
 
-def specs_of(topology: Topology, source: ModelSource, settings: Settings) -> Sequence[TopicSpec]:
-    """Return a model's topics: what it needs beside requests and results stands in its configuration."""
+def specs_of(
+    topology: Topology, source: ModelSource, settings: Settings, *, partitions: int = 0
+) -> Sequence[TopicSpec]:
+    """Return a model's topics: what it needs beside requests and results stands in its configuration.
+
+    Args:
+        topology: Names them.
+        source: The model.
+        settings: Of the command.
+        partitions: That its requests topic has; 0 where there is none yet.
+    """
     window_ms = settings.idempotency_window_secs * 1000
     is_stateful = False
     try:
@@ -127,17 +145,30 @@ def specs_of(topology: Topology, source: ModelSource, settings: Settings) -> Seq
         is_stateful = config.sequence_batching is not None
     except ConfigError as exc:
         hint(f"{exc}; the topics of model '{source.name}' are those of a model without sequences")
-    return topology.model_specs(source.name, stateful=is_stateful, window_ms=window_ms)
+    return topology.model_specs(
+        source.name, partitions=partitions, stateful=is_stateful, window_ms=window_ms
+    )
 
 
-def _exists(exists: bool, *, is_made_later: bool) -> str:
+def _exists(exists: bool, *, is_made_later: bool = False) -> str:
     return "yes" if exists else "when first used" if is_made_later else "no"
 
 
 async def _look(
-    settings: Settings, specs: Sequence[TopicSpec], *, create: bool
-) -> tuple[dict[str, int], Sequence[str]]:
-    """Return the partition counts of what exists, after creating the rest if wanted, and warnings."""
+    settings: Settings, topology: Topology, sources: Iterable[ModelSource], *, create: bool
+) -> tuple[list[TopicSpec], dict[str, int], Sequence[str]]:
+    """Return what is needed, the partition counts of what exists after creating the rest if wanted, and warnings."""
     async with open_log(named_kafka(settings), settings) as log:
+        there = await log.topics()
+        specs = [*topology.shared_specs(), topology.async_spec(settings.async_window_secs * 1000)]
+        for source in sources:
+            # Results have as many partitions as the requests that are there, of a mapped topic above all.
+            count = there.get(topology.requests(source.name), 0)
+            specs += specs_of(topology, source, settings, partitions=count)
+        # Without the topic that a mapping names nobody knows how many partitions its results need.
+        create = (
+            create and {topics.requests for topics in topology.mapped.values()} <= there.keys()
+        )
         warnings = await log.ensure(specs) if create else ()
-        return dict(await log.topics()), warnings
+        specs.sort(key=lambda spec: spec.name)
+        return specs, dict(await log.topics()), warnings

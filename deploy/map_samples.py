@@ -10,8 +10,10 @@ from pathlib import Path
 from headrace.deploy.broker import named_kafka, open_log
 from headrace.deploy.failure import CommandFailed
 from headrace.deploy.settings import Settings, option_name
+from headrace.schemas.cloudevents import STRUCTURED_HEADER
 from headrace.schemas.errors import ConfigError
-from headrace.schemas.record import TP, Header, Record
+from headrace.schemas.mapping import SourceMapping
+from headrace.schemas.record import CONTENT_TYPE, TP, Headers, Record
 from headrace.streams.log import LATEST, Log, Span
 
 QUIET_S = 1.0
@@ -31,16 +33,17 @@ class Sample:
     partition: int = 0
     timestamp: int = 0
     key: bytes | None = None
-    headers: tuple[Header, ...] = ()
+    headers: Headers = ()
 
 
-def file_samples(path: Path, topic: str, *, is_lines: bool) -> list[Record]:
+def file_samples(path: Path, topic: str, *, is_lines: bool, headers: Headers = ()) -> list[Record]:
     """Return the records of a file: one per line, or the whole file as one.
 
     Args:
         path: Of the file.
         topic: That they are said to be from.
         is_lines: It is JSON: one record per line, or one over several.
+        headers: That they are said to have.
 
     Raises:
         ConfigError: It cannot be read, or is empty.
@@ -59,7 +62,7 @@ def file_samples(path: Path, topic: str, *, is_lines: bool) -> list[Record]:
         values = lines
     if not any(values):
         raise ConfigError("expected a record, the file is empty", field="--sample", value=path)
-    return [Sample(value, offset, topic) for offset, value in enumerate(values)]
+    return [Sample(value, offset, topic, headers=headers) for offset, value in enumerate(values)]
 
 
 async def topic_samples(settings: Settings, topic: str, limit: int) -> list[Record]:
@@ -105,21 +108,26 @@ async def _read(log: Log, spans: dict[TP, Span]) -> list[Record]:
 
 
 async def samples_of(
-    settings: Settings, topic: str, sample: Path | None, *, limit: int, is_lines: bool
+    settings: Settings, source: SourceMapping, sample: Path | None, *, limit: int
 ) -> Sequence[Record]:
-    """Return records of a file where one is given, else of the topic.
+    """Return records of a file where one is given, else of the topic; events in a file are in structured mode.
 
     Raises:
         CommandFailed: There is none, or no topic.
         ConfigError: The file cannot be read.
     """
     if sample is not None:
-        records: Sequence[Record] = file_samples(sample, topic, is_lines=is_lines)[:limit]
+        records: Sequence[Record] = file_samples(
+            sample,
+            source.topic,
+            is_lines=source.events or source.format.word == "json",
+            headers=((CONTENT_TYPE, STRUCTURED_HEADER),) if source.events else (),
+        )[:limit]
     else:
-        records = await topic_samples(settings, topic, limit)
+        records = await topic_samples(settings, source.topic, limit)
     if not records:
         raise CommandFailed(
-            f"topic {topic} has no records yet, expected some, or --sample FILE; "
+            f"topic {source.topic} has no records yet, expected some, or --sample FILE; "
             f"{option_name('bootstrap_servers')} says which Kafka is asked"
         )
     return records

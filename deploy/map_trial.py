@@ -1,4 +1,4 @@
-"""Tries a mapping on records without a worker: decodes them, runs the model once, and shows what would be written."""
+"""Tries a mapping on records: decodes them, runs the model with each, and shows what would be written."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from headrace.consumers.execution import Part
 from headrace.consumers.mapped import MappedModel
 from headrace.consumers.schema_requests import SchemaDecoder
 from headrace.deploy.failure import CommandFailed
+from headrace.deploy.map_replay import replay
 from headrace.repository.models import LoadedModel, LoadedVersion, LoadFailure, load
-from headrace.repository.prepare import Prepared
+from headrace.repository.prepare import LoadSettings, Prepared
+from headrace.repository.repository import Repository
 from headrace.schemas.answers import ResponseEncoder
 from headrace.schemas.batch import Batch, Entry, Responses
-from headrace.schemas.errors import BackendError, InferError
-from headrace.schemas.record import TP, Record
+from headrace.schemas.errors import BackendError, Code, InferError, Reason
+from headrace.schemas.record import REASON, STATUS, TP, Record
 from headrace.schemas.requests import MAX_RECORD_BYTES, Decoded
 from headrace.schemas.signature import Signature
 from headrace.schemas.tensor import to_numpy
@@ -28,6 +30,8 @@ SCHEMA_S = 30.0
 
 MAX_SHOWN = 300
 """Characters of a tensor or a result that are shown."""
+
+OK, UNKNOWN = Code.OK.encode(), Reason.SEQUENCE_UNKNOWN.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,11 @@ class Tried:
 
 
 async def try_records(
-    mapped: MappedModel, prepared: Prepared, version: int, records: Sequence[Record]
+    mapped: MappedModel,
+    prepared: Prepared,
+    version: int,
+    records: Sequence[Record],
+    settings: LoadSettings,
 ) -> list[Tried]:
     """Decode records and run the model with each; in the order of the records.
 
@@ -56,7 +64,8 @@ async def try_records(
         mapped: The mapping with its formats; not of V2 requests.
         prepared: The model, which is loaded for the time of this.
         version: Which of its versions.
-        records: To be tried.
+        records: To be tried. Of a sequence model they are steps, and the first ones begin where the mapping says so.
+        settings: How models are loaded.
 
     Raises:
         ConfigError: The model does not load.
@@ -75,7 +84,10 @@ async def try_records(
         for some in decoded.by_version.values():
             entries += some
     signature = Signature(prepared.config, version)
-    answers = await asyncio.to_thread(_answers, mapped, prepared, version, entries)
+    if prepared.config.sequence_batching is None or not entries:
+        answers = await asyncio.to_thread(_answers, mapped, prepared, version, entries)
+    else:
+        answers = await _stepped(mapped, prepared, entries, settings)
     for entry, (result, is_error) in zip(entries, answers, strict=True):
         place = next(i for i, record in enumerate(records) if record is entry.record)
         found[place] = Tried(entry.record, _tensors(entry, signature), result, is_error)
@@ -121,12 +133,33 @@ def _short(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
+async def _stepped(
+    mapped: MappedModel, prepared: Prepared, entries: Sequence[Entry], settings: LoadSettings
+) -> list[tuple[str, bool]]:
+    """Serve the records of a sequence model in their order, and return what would be written."""
+    repository = Repository([prepared.source.path], settings)
+    try:
+        for failure in (await asyncio.to_thread(repository.load)).values():
+            raise next(iter(failure.causes.values()))
+        records = [entry.record for entry in entries]
+        answers = await replay(mapped, prepared.config.name, repository, records)
+    finally:
+        repository.close()
+    return [_step(found) for found in answers]
+
+
+def _step(answers: Sequence[Record]) -> tuple[str, bool]:
+    said = [dict(answer.headers) for answer in answers]
+    if any(headers.get(REASON) == UNKNOWN for headers in said):
+        return "(its sequence began before these records)", False
+    texts = [_short((answer.value or b"").decode(errors="replace")) for answer in answers]
+    return "\n".join(texts), any(headers[STATUS] != OK for headers in said)
+
+
 def _answers(
     mapped: MappedModel, prepared: Prepared, version: int, entries: Sequence[Entry]
 ) -> list[tuple[str, bool]]:
     """Run the model, one record at a time, and return what would be written; in a thread."""
-    if prepared.config.sequence_batching is not None:
-        return [("(depends on the records before it)", False)] * len(entries)
     model = load(prepared)
     if isinstance(model, LoadFailure):
         raise next(iter(model.causes.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from headrace.repository.repository import Repository
 from headrace.schemas.avro_records import FramedAvro, PlainAvro
 from headrace.schemas.avro_results import result_schema
 from headrace.schemas.errors import ConfigError
-from headrace.schemas.mapping import ModelMapping
+from headrace.schemas.mapping import ModelMapping, SourceMapping
 from headrace.schemas.mapping_check import MappingPlan, fit_mapping
-from headrace.schemas.mapping_file import read_mapping
+from headrace.schemas.mapping_fields import check_fields
+from headrace.schemas.mapping_file import read_mapping, read_source
 from headrace.schemas.mapping_format import FormatSettings, RecordFormat, Schemas
 from headrace.schemas.mapping_inputs import compile_inputs
 from headrace.schemas.mapping_json import JsonFormat, RawFormat
@@ -35,14 +36,34 @@ def read_mapping_file(path: Path) -> ModelMapping:
     """Read one mapping file; files that it names are relative to it.
 
     Raises:
+        ConfigError: It cannot be read, is wrong, or names a field that its records cannot have.
+    """
+    mapping = read_mapping(_text(path, OPTION), str(path), _beside(path))
+    if mapping.source.format.word != "v2":
+        check_fields(mapping, source_format(mapping.source.format, mapping.file).names)
+    return mapping
+
+
+def read_source_file(path: Path) -> tuple[str, SourceMapping]:
+    """Read a file that has the table ``[source]`` alone; returns its text, too.
+
+    Raises:
         ConfigError: It cannot be read, or is wrong.
     """
+    text = _text(path, "--source")
+    return text, read_source(text, str(path), _beside(path))
+
+
+def _text(path: Path, option: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "expected UTF-8 text"
-        raise ConfigError(f"the file cannot be read: {why}", field=OPTION, value=path) from exc
-    return read_mapping(text, str(path), lambda name: (path.parent / name).read_bytes())
+        raise ConfigError(f"the file cannot be read: {why}", field=option, value=path) from exc
+
+
+def _beside(path: Path) -> Callable[[str], bytes]:
+    return lambda name: (path.parent / name).read_bytes()
 
 
 def read_mappings(settings: Settings) -> dict[str, ModelMapping]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import fastavro
 from fastavro.read import SchemaResolutionError
 from fastavro.validation import validate
+from headrace.schemas.avro_fields import names_at
 from headrace.schemas.avro_projection import Project, projection
 from headrace.schemas.avro_schema import AvroSchema, misfit, read_schema
 from headrace.schemas.errors import (
@@ -129,9 +130,13 @@ class PlainAvro:
         Raises:
             ConfigError: The schema is none that can be used.
         """
-        prepared = _configured(schema)
-        self._reader = _Reader(prepared, None)
-        self._writer = _Writer(prepared, b"")
+        self._schema = _configured(schema)
+        self._reader = _Reader(self._schema, None)
+        self._writer = _Writer(self._schema, b"")
+
+    def names(self, steps: Sequence[str | int]) -> Sequence[str] | None:
+        """See `headrace.schemas.mapping_format.RecordFormat`."""
+        return names_at(self._schema, steps)
 
     def read(self, value: bytes) -> Mapping[str, object]:
         """Read a record; see `headrace.schemas.mapping_format.RecordFormat`."""
@@ -172,6 +177,10 @@ class FramedAvro:
         if writes_as is not None:
             assert self._schema is not None
             self._writer = _Writer(self._schema, framed(writes_as))
+
+    def names(self, steps: Sequence[str | int]) -> Sequence[str] | None:
+        """See `headrace.schemas.mapping_format.RecordFormat`; each writer's own schema is known with its records."""
+        return None if self._schema is None else names_at(self._schema, steps)
 
     def missing(self, values: Iterable[bytes | None]) -> Set[int]:
         """Return the ids of the schemas that are not known yet."""

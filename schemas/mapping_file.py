@@ -49,13 +49,8 @@ def read_mapping(text: str, file: str, read_file: Callable[[str], bytes]) -> Mod
     Raises:
         ConfigError: It is no TOML, or a key or value is wrong; names the key, its value, and what was expected.
     """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"expected TOML: {exc}", file=file) from exc
-    root = Table(
-        document, ("source", "inputs", "request", "sequence", "results"), file=file, field=""
-    )
+    keys = ("source", "inputs", "request", "sequence", "results")
+    root = Table(_toml(text, file), keys, file=file, field="")
     source = _source(root, read_file)
     inputs = root.table("inputs", None)
     mapping = ModelMapping(
@@ -71,6 +66,22 @@ def read_mapping(text: str, file: str, read_file: Callable[[str], bytes]) -> Mod
     elif not mapping.inputs:
         root.refuse("inputs", "expected a table [inputs.NAME] for each input of the model")
     return mapping
+
+
+def read_source(text: str, file: str, read_file: Callable[[str], bytes]) -> SourceMapping:
+    """Read a file that has nothing but the table ``[source]``: a mapping that is only begun.
+
+    Raises:
+        ConfigError: As `read_mapping`, or there is more in it.
+    """
+    return _source(Table(_toml(text, file), ("source",), file=file, field=""), read_file)
+
+
+def _toml(text: str, file: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"expected TOML: {exc}", file=file) from exc
 
 
 def _source(root: Table, read_file: Callable[[str], bytes]) -> SourceMapping:

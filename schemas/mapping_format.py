@@ -7,7 +7,7 @@ whoever has a registry brings it before the block is decoded; so `RecordFormat.r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -73,6 +73,14 @@ class RecordFormat(Protocol):
     @property
     def content_type(self) -> str:
         """What the header ``content-type`` of a written record says."""
+
+    def names(self, steps: Sequence[str | int]) -> Sequence[str] | None:
+        """Return the names of the fields that an object in its records can have, None where nothing is known of them.
+
+        Args:
+            steps: Of the way to the object, as `headrace.schemas.mapping_path.FieldPath` has them; none are those of
+                the record itself. Where the way leads to no object, there are no names.
+        """
 
     def read(self, value: bytes) -> Mapping[str, object]:
         """Return a record's fields.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from headrace.schemas.errors import InvalidRequest, UndecodableRecord
 from headrace.schemas.json_text import read_document
@@ -21,6 +21,9 @@ class JsonFormat:
     """A value is a JSON object in UTF-8."""
 
     content_type = JSON
+
+    def names(self, steps: Sequence[str | int]) -> None:
+        """Know nothing of the fields before there is a record."""
 
     def read(self, value: bytes) -> Mapping[str, object]:
         """Return a record's fields; see `headrace.schemas.mapping_format.RecordFormat`.
@@ -77,6 +80,10 @@ class RawFormat:
     """A value is bytes, such as an image: the field ``value`` has them."""
 
     content_type = BINARY
+
+    def names(self, steps: Sequence[str | int]) -> Sequence[str]:
+        """Return the one name; bytes have none inside."""
+        return () if steps else (RAW_FIELD,)
 
     def read(self, value: bytes) -> Mapping[str, object]:
         """Return the one field."""

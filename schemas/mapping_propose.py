@@ -53,7 +53,9 @@ def leaves(record: Fields, before: str = "") -> Iterator[Leaf]:
             yield Leaf(parse_path(text), value)
 
 
-def propose(record: Fields, signature: Signature, base: ModelMapping, *, key: bytes | None) -> str:
+def propose(
+    record: Fields, signature: Signature, base: ModelMapping, *, key: bytes | None, head: str = ""
+) -> str:
     """Return the text of a mapping file.
 
     Args:
@@ -61,15 +63,18 @@ def propose(record: Fields, signature: Signature, base: ModelMapping, *, key: by
         signature: Of the model.
         base: Topic and format.
         key: The sample's key, None where it has none.
+        head: The table ``[source]``, as somebody has written it; without it, it is made of the base.
     """
     found = list(leaves(record))[:MAX_FIELDS]
     source = base.source
-    lines = [
-        "[source]",
-        f"topic = {_quoted(source.topic)}",
-        f"format = {_quoted(source.format.word)}",
-        'offset_reset = "latest"  # or earliest: every record that the topic still has',
-    ]
+    lines = [head.rstrip()]
+    if not head:
+        lines = [
+            "[source]",
+            f"topic = {_quoted(source.topic)}",
+            f"format = {_quoted(source.format.word)}",
+            'offset_reset = "latest"  # or earliest: every record that the topic still has',
+        ]
     free = list(found)
     for spec in signature.inputs:
         lines += ["", *_input(spec, record, free, signature, base)]

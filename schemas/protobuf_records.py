@@ -10,7 +10,7 @@ Source: Protocol Buffers, "Encoding", "Field presence", "ProtoJSON"; Confluent, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from google.protobuf import json_format, message_factory
@@ -71,10 +71,14 @@ class ProtobufRecords:
         self.content_type = FRAMED_TYPE if is_framed else PLAIN_TYPE
         self.message = message
         self._is_framed = is_framed
-        self._file = descriptor.file
+        self._descriptor = descriptor
         self._index = _place(descriptor)
         self._class: Any = message_factory.GetMessageClass(descriptor)
         self._convert = _Converters().message(descriptor)
+
+    def names(self, steps: Sequence[str | int]) -> Sequence[str] | None:
+        """See `headrace.schemas.mapping_format.RecordFormat`."""
+        return _names_at(self._descriptor, steps)
 
     def read(self, value: bytes) -> Mapping[str, object]:
         """Read a record; see `headrace.schemas.mapping_format.RecordFormat`."""
@@ -105,7 +109,7 @@ class ProtobufRecords:
         index, begin = message_index(value)
         if index != self._index:
             raise UndecodableRecord(
-                f"the value's message has index {list(index)}{_named(self._file, index)}, expected "
+                f"the value's message has index {list(index)}{_named(self._descriptor.file, index)}, expected "
                 f"{list(self._index)} ({self.message})"
             )
         return begin
@@ -166,6 +170,29 @@ def _add(
         raise ConfigError(
             f"the descriptor set's {name} cannot be used: {str(exc)[:SHOWN]}", field="descriptors"
         ) from exc
+
+
+def _names_at(kind: Descriptor | None, steps: Sequence[str | int]) -> Sequence[str] | None:
+    """Return the names of the fields at a place inside of a message type; None is the type of a single value."""
+    if kind is None or kind.full_name in _TIMES | _WRAPPERS:
+        return ()
+    if kind.full_name in _AS_JSON:
+        return None
+    if not steps:
+        return [field.name for field in kind.fields]
+    first, *rest = steps
+    field = kind.fields_by_name.get(str(first))  # a message is no list, and no name is a number
+    return () if field is None else _names_inside(field, rest)
+
+
+def _names_inside(field: FieldDescriptor, steps: Sequence[str | int]) -> Sequence[str] | None:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        value = kind.fields_by_name["value"].message_type
+        return _names_at(value, steps[1:]) if steps and isinstance(steps[0], str) else None
+    if field.is_repeated and not (steps and isinstance(steps[0], int)):
+        return ()  # a list itself has no names
+    return _names_at(kind, steps[1:] if field.is_repeated else steps)
 
 
 def _place(descriptor: Descriptor) -> tuple[int, ...]:

@@ -144,7 +144,14 @@ class Auditor:
         for topic in (requests, results):
             if topic not in self._partitions:
                 raise LogError(f"topic {topic} of model '{name}' does not exist", retriable=False)
-        return ModelBook(name, requests, results, self._settings.max_examples)
+        mapped = self._topology.mapped.get(name)
+        return ModelBook(
+            name,
+            requests,
+            results,
+            self._settings.max_examples,
+            skips_nulls=mapped is not None and mapped.skips_nulls,
+        )
 
     def _audited(self, book: AuditBook, span: AuditRange) -> set[TP]:
         tps = {

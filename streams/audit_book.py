@@ -51,10 +51,20 @@ class ModelBook:
         requests: Its requests topic.
         results: Its results topic.
         tallies: By partition of its requests.
+        skips_nulls: Requests whose value is null have no answer.
     """
 
-    def __init__(self, model: str, requests: str, results: str, max_examples: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        requests: str,
+        results: str,
+        max_examples: int,
+        *,
+        skips_nulls: bool = False,
+    ) -> None:
         """Start without partitions."""
+        self.skips_nulls = skips_nulls
         self.model = model
         self.requests = requests
         self.results = results
@@ -129,7 +139,11 @@ class AuditBook:
 
     def add_requests(self, tp: TP, records: Sequence[Record]) -> None:
         """Enter requests, and the reply topics that they name."""
-        _, tally = self._by_source[source_prefix(*tp)]
+        book, tally = self._by_source[source_prefix(*tp)]
+        if book.skips_nulls:
+            records = [record for record in records if record.value is not None]
+        if not records:
+            return
         tally.add_requests(records)
         for record in records:
             for name, raw in record.headers:

@@ -36,12 +36,21 @@ INTERNAL_SUFFIXES = (".state", ".joins", ".answers")
 
 @dataclass(frozen=True, slots=True)
 class MappedTopics:
-    """A model's topics under other names; an empty one keeps the usual name."""
+    """A model's topics under other names; an empty one keeps the usual name.
+
+    Attributes:
+        requests: Somebody else's, and so may the others be.
+        results: Of answers.
+        state: Of sequences' snapshots.
+        answers: Of remembered answers.
+        skips_nulls: Requests whose value is null are passed over: they get no answer.
+    """
 
     requests: str = ""
     results: str = ""
     state: str = ""
     answers: str = ""
+    skips_nulls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

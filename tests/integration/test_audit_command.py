@@ -200,6 +200,31 @@ async def test_a_range_is_audited_alone(topics):
 
 
 @pytest.mark.embedded
+async def test_a_mapped_model_is_audited_by_its_mapping(topics, tmp_path):
+    """Null values that it passes over need no answer; where it began at a topic's end, a range is asked for."""
+    mapping = tmp_path / "echo.toml"
+    text = (
+        f'[source]\ntopic = "{topics.requests}"\nformat = "json"\noffset_reset = "earliest"\n'
+        '[inputs.x]\nfield = "x"\n'
+    )
+    mapping.write_text(text)
+    await topics.write(Out(f"{TOPOLOGY.prefix}.echo.requests", 0, b"k", None, ()))
+    options = (*topics.options, "--mapping", f"echo={mapping}")
+    status, said, complained = await run("echo", *options)
+    assert (status, complained) == (CLEAN, "")
+    assert rows(said)[0] == ["echo", "0", "0-4", "3", "3", ""]
+    mapping.write_text(text + '[results]\ntopic = "nowhere"\n')
+    status, _, complained = await run("echo", *options)
+    assert (status, complained) == (2, "topic nowhere of model 'echo' does not exist\n")
+    mapping.write_text(text.replace("earliest", "latest"))
+    status, _, complained = await run(*options)
+    assert status == UNSURE
+    assert "was first served from where topic" in complained
+    status, said, _ = await run("echo", *options, "--offsets", "0:1-3")
+    assert (status, rows(said)[0][3:5]) == (CLEAN, ["2", "2"])
+
+
+@pytest.mark.embedded
 async def test_what_cannot_be_told_ends_with_2(topics, embedded_properties):
     """An answer that was due in a topic that is not there; a model that is not; a Kafka that is not."""
     code, _, complaints = await run("eko", *topics.options)

@@ -12,6 +12,7 @@ from pathlib import Path
 import brokers
 import fastavro
 import pytest
+from command_kit import command
 from headrace.consumers.mapped import MappedModel, mapped_topics
 from headrace.consumers.service import Worker
 from headrace.deploy.mappings import result_format, source_format
@@ -253,3 +254,32 @@ async def test_B34_results_that_do_not_fit_the_subject_are_refused_at_start(
     ):
         async with scene(registry, tmp_path, subject):
             pass
+
+
+async def test_B34_commands_ask_the_registry_for_the_schema_of_a_sample(
+    registry, tmp_path: Path, unique
+):
+    """A mapping is proposed from a framed record, and tried on it, with the defaults of the reader's schema."""
+    number = registry.register(unique("payments"), V1)
+    models = str(write_models(tmp_path / "models", {MODEL: CONFIG}))
+    (tmp_path / "v2.avsc").write_text(V2)
+    (tmp_path / "sample").write_bytes(written(V1, number, id=1, amount=2.5))
+    begun, mapping = tmp_path / "begun.toml", tmp_path / "fraud.toml"
+    head = MAPPING.split("[inputs", maxsplit=1)[0].replace(
+        "[source]", f'[source]\nregistry = "{registry.url}"'
+    )
+    begun.write_text(head)
+    given = ("--sample", str(tmp_path / "sample"))
+    named = (MODEL, models, "--source", str(begun))
+    status, said, complained = await command("map", "propose", *named, *given)
+    assert status == 0, complained
+    assert '"risk",  # sample: 0.25' in said
+    mapping.write_text(said)
+    tried = ("map", "run", models, "--mapping", f"{MODEL}={mapping}", "--dry-run", *given)
+    status, printed, complained = await command(*tried)
+    assert status == 0, complained
+    assert '{"id":1,"OUTPUT0":[2.5,0.25]}' in printed
+    (tmp_path / "sample").write_bytes(written(V1, 424_242, id=1, amount=2.5))
+    status, _, complained = await command("map", "propose", *named, *given)
+    assert status == 1
+    assert "schema 424242, and the registry has none of that id" in complained

@@ -20,6 +20,7 @@ from headrace.schemas.mapping_file import read_mapping
 from headrace.schemas.mapping_json import JsonFormat
 from headrace.schemas.record import Out
 from headrace.schemas.tensor import Tensor
+from headrace.streams.audit import Auditor
 from headrace.streams.log import Log, TopicSpec
 from headrace.streams.memory import MemoryLog
 from headrace.streams.topology import Topology
@@ -125,6 +126,8 @@ async def test_business_records_become_results_and_bad_ones_errors_beside_them(
             answers = tap.by_source(topology.results("fraud"))
             letters = [r.value for r in tap.records if r.topic == topology.dead_letters]
         ends = await committed(log, topology, "fraud")
+        audited = (await Auditor(log, topology).audit(["fraud"])).total
+    assert (audited.requests, audited.answered, audited.missing) == (11, 11, 0)
     assert all(offset == end for offset, end in ends.values())
     assert sum(end for _, end in ends.values()) == 12
     assert len(answers) == 11
