@@ -95,8 +95,16 @@ class HttpCall(NamedTuple):
         """Return a request with those of the call's headers among its parameters that are forwarded (PB-48).
 
         Raises:
-            InvalidRequest: As `Forwarding.apply`.
+            InvalidRequest: A tensor is larger than a body may be: numbers in JSON unfold to several times their text
+                (PB-24). Or as `Forwarding.apply`.
         """
+        limit = self.settings.max_input_bytes
+        for tensor in asked.inputs:
+            if len(tensor.data) > limit:
+                raise InvalidRequest(
+                    f"input '{tensor.name}' has {len(tensor.data)} bytes, which exceeds the maximum allowed value of "
+                    f"{limit} bytes. Use --http-max-input-size to increase the limit."
+                )
         forwarding = self.settings.forwarding
         return (
             asked if forwarding is None else forwarding.apply(asked, self.request.headers.items())

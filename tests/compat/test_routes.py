@@ -263,7 +263,9 @@ def test_json_above_the_limit(strict):
 @rule("PB-24")
 @since(NEWER)
 def test_a_tensor_above_the_limit_though_its_json_is_below(strict):
-    answer = infer(strict, "echo", sized(LIMIT // 3))
+    body = json.dumps({"inputs": [sized(LIMIT // 3)]}, separators=(",", ":")).encode()
+    assert len(body) < LIMIT
+    answer = strict.post("/v2/models/echo/infer", body)
     assert answer.status == 400
     assert "exceeds the maximum allowed" in answer.error
 

@@ -273,6 +273,31 @@ async def test_PB24_bodies_above_the_limit_are_400_however_they_come(log):
         assert len(worker.seen) == 1
 
 
+@pytest.mark.parametrize("route", ["infer", "generate", "generate_stream"])
+async def test_PB24_a_tensor_above_the_limit_is_400_though_its_json_is_below(log, route):
+    """Two bytes of text are four of FP32."""
+    bounds = {"max_input_bytes": 2_000}
+    async with running(Worker(log)) as worker, serving(log, **bounds) as (gateway, session):
+        values = [1] * 500
+        fits, above = (
+            json.dumps(
+                body(row) if route == "infer" else {"INPUT0": row}, separators=(",", ":")
+            ).encode()
+            for row in (values, [*values, 1])
+        )
+        assert len(above) < 2_000
+        path = f"/v2/models/echo/{route}"
+        assert (await post(session, fits, path))[0] == 200
+        status, answer, _ = await post(session, above, path)
+        assert status == 400
+        assert answer["error"] == (
+            "input 'INPUT0' has 2004 bytes, which exceeds the maximum allowed value of 2000 bytes. "
+            "Use --http-max-input-size to increase the limit."
+        )
+        assert len(worker.seen) == 1
+        assert gateway.open_calls == 0
+
+
 async def test_an_expected_continue_is_answered(log):
     async with (
         running(Worker(log)),
