@@ -23,6 +23,10 @@ DEFAULT_MAX_INPUT_BYTES = 64 * 1024 * 1024
 
 TIMEOUT_HEADER = "X-Headrace-Timeout-Ms"
 
+MAX_OBJECT_BYTES = 1024 * 1024
+"""Of a body that holds settings and no tensors. Reading JSON lets no other thread run: as many bytes as a request for
+inference may have would hold up every other call for a second (FAULTS B2)."""
+
 MAX_TIMEOUT_MS = 24 * 3_600 * 1_000
 """Longest wait that a caller may ask for: a day."""
 
@@ -146,13 +150,17 @@ async def json_object(call: HttpCall) -> Mapping[str, object]:
     """Read a body that is a JSON object; an empty one counts as ``{}``.
 
     Raises:
-        InvalidRequest: It is nested absurdly deep (PB-38).
+        InvalidRequest: It is nested absurdly deep (PB-38), or larger than any settings are.
         MalformedRequest: It is no JSON object.
         InferError: As `read_body`.
     """
     body = await call.body()
     if not body:
         return {}
+    if len(body) > MAX_OBJECT_BYTES:
+        raise InvalidRequest(
+            f"the request's JSON has {len(body)} bytes, expected at most {MAX_OBJECT_BYTES} where no tensors are sent"
+        )
     try:
         found = json.loads(body)
     except RecursionError:

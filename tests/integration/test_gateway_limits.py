@@ -13,9 +13,12 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 from gateway_kit import Worker, running, serving
+from headrace.streams.extensions import Extensions
 from headrace.streams.http_body import MAX_CHUNKS
+from headrace.streams.http_call import MAX_OBJECT_BYTES
 from headrace.streams.http_connections import MAX_REFUSALS
 from headrace.streams.memory import MemoryLog
+from headrace.streams.shared_memory import SharedMemory
 
 GOOD = json.dumps(
     {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
@@ -328,3 +331,26 @@ async def test_PB34_more_inputs_than_the_model_has_are_refused_before_they_are_r
         status, answer, _ = await one.ask(plain(body))
         assert status == 400
         assert "expected 1 inputs but got 50000 inputs for model 'echo'" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/index",
+        "/v2/logging",
+        "/v2/trace/setting",
+        "/v2/models/echo/trace/setting",
+        "/v2/systemsharedmemory/region/r/register",
+    ],
+)
+async def test_B2_a_body_of_settings_may_not_be_as_large_as_one_of_tensors(log, path):
+    """Reading JSON lets nobody else run: it is refused by its size alone."""
+    extensions = Extensions(memory=SharedMemory(is_allowed=True))
+    body = b'{"x": "' + b"a" * MAX_OBJECT_BYTES + b'"}'
+    async with gateway_for(log, extensions=extensions) as (_, session), peer(session) as one:
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\n" % path.encode()
+        status, answer, _ = await one.ask(head + _length(body) + body)
+        assert status == 400
+        assert (
+            f"JSON has {len(body)} bytes, expected at most {MAX_OBJECT_BYTES}" in answer["error"]
+        )
