@@ -14,9 +14,23 @@ from contextlib import AbstractContextManager, aclosing
 from typing import Any, TypeAlias
 
 import grpc.aio
-from headrace.schemas.errors import BackendError, InferError, Reason, Unavailable
+from headrace.schemas.errors import (
+    BackendError,
+    InferError,
+    InvalidRequest,
+    Reason,
+    Unavailable,
+)
 from headrace.streams.calls import STOPPING
-from headrace.streams.grpc_call import Context, GrpcPart, deadline_ms, parsed, read_metadata, texts
+from headrace.streams.grpc_call import (
+    KEY,
+    Context,
+    GrpcPart,
+    deadline_ms,
+    parsed,
+    read_metadata,
+    texts,
+)
 from headrace.streams.grpc_convert import stream_error, stream_response
 from headrace.streams.grpc_infer import Asked, read_request, response_bytes
 from headrace.streams.shared_memory import SharedTargets
@@ -53,12 +67,23 @@ class _Stream:
     """One stream. Its requests are bounded by ``max_stream_requests``, and so is what waits to be written."""
 
     def __init__(self, part: GrpcPart, context: Context) -> None:
+        """Read what its metadata say.
+
+        Raises:
+            InvalidRequest: Something of it counts for single calls only.
+        """
         metadata = context.invocation_metadata()
         self._part = part
         self._gateway = part.gateway
         self._context = context
         self._has_real_status = REAL_STATUS in tuple(metadata or ())
-        self._trace = read_metadata(metadata).trace
+        said = read_metadata(metadata)
+        if said.keyed is not None:
+            raise InvalidRequest(
+                f"metadata '{KEY}' counts for one request, expected none on a stream, which has any number",
+                reason=Reason.INVALID_HEADER,
+            )
+        self._trace = said.trace
         self._forwarding = part.settings.forwarding
         self._metadata = texts(metadata) if self._forwarding is not None else []
         self._deadline_ms = deadline_ms(part.gateway, context)

@@ -215,3 +215,12 @@ async def test_SV10_B68_a_stream_is_answered_and_then_ended_when_the_server_stop
         assert "Server is stopping" in await stream.details()
         assert await idle.code() is Code.UNAVAILABLE
         await closing
+
+
+async def test_P17_a_key_of_a_whole_stream_is_refused(log):
+    """It says which one request is a repeat; to pass it over would break the caller's belief."""
+    async with running(Worker(log)) as worker, serving_grpc(log) as served:
+        stream = served.stub.ModelStreamInfer(metadata=(("idempotency-key", '"k"'),))
+        assert await stream.code() is Code.INVALID_ARGUMENT
+        assert "'idempotency-key' counts for one request" in await stream.details()
+        assert worker.seen == []
