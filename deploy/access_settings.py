@@ -72,7 +72,8 @@ class AccessSettings(BaseSettings):
     http_header_timeout_secs: float = Field(
         20.0,
         gt=0,
-        description="Seconds until the head of a new connection's first request must have come.",
+        description="Seconds that the TLS handshake of a new connection may take, over gRPC too, and then the head "
+        "of its first request.",
         json_schema_extra=LIMITS,
     )
     http_body_timeout_secs: float = Field(
@@ -81,7 +82,8 @@ class AccessSettings(BaseSettings):
     http_write_timeout_secs: float = Field(
         60.0,
         gt=0,
-        description="Seconds that a caller may take nothing of its answer before it is disconnected (Linux).",
+        description="Seconds that a caller may take nothing of its answer before it is disconnected (Linux), or of a "
+        "gRPC stream before that ends.",
         json_schema_extra=LIMITS,
     )
     http_keepalive_secs: float = Field(

@@ -54,6 +54,8 @@ def _settings_of(settings: Settings, access: Access | None) -> GrpcSettings:
         max_input_bytes=settings.grpc_max_input_size,
         max_stream_requests=settings.grpc_max_stream_requests,
         max_connections=settings.grpc_max_connections,
+        handshake_timeout_s=settings.http_header_timeout_secs,
+        write_timeout_s=settings.http_write_timeout_secs,
         drain_timeout_s=settings.exit_timeout_secs,
         compression=Compression[settings.grpc_infer_response_compression_level.upper()],
         keep_alive=GrpcKeepAlive(

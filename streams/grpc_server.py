@@ -7,6 +7,7 @@ when that goes away, its task is cancelled, and with it the call (GR-05).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -152,6 +153,9 @@ class GrpcServer:
             await serve(self._part, context)
         except InferError as error:
             await abort(context, error)
+        except grpc.aio.InternalError as error:
+            # A client that goes in the middle of a message is no bug.
+            raise asyncio.CancelledError from error
         except Exception as error:  # noqa: BLE001  # the edge, as `_bug` says
             await abort(context, _bug("a stream", error))
 

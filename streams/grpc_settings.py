@@ -56,6 +56,8 @@ class GrpcSettings:
         max_input_bytes: Largest message that is taken.
         max_stream_requests: Requests of one stream that may be open.
         max_connections: Connections that may be open.
+        handshake_timeout_s: How long a new connection may take until it speaks HTTP/2, over TLS or not.
+        write_timeout_s: How long the client of a stream may take nothing in.
         drain_timeout_s: How long open calls may take on shutdown.
         compression: Of answers.
         keep_alive: Of connections.
@@ -70,6 +72,8 @@ class GrpcSettings:
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES
     max_stream_requests: int = DEFAULT_MAX_STREAM_REQUESTS
     max_connections: int = DEFAULT_MAX_CONNECTIONS
+    handshake_timeout_s: float = 20.0
+    write_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
     compression: Compression = Compression.NONE
     keep_alive: GrpcKeepAlive = field(default_factory=GrpcKeepAlive)
@@ -88,6 +92,7 @@ def channel_options(settings: GrpcSettings) -> Options:
             -1,
         ),  # an answer is bounded by what a record or a store may hold
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.server_handshake_timeout_ms", int(settings.handshake_timeout_s * 1_000)),
         ("grpc.keepalive_time_ms", alive.time_ms),
         ("grpc.keepalive_timeout_ms", alive.timeout_ms),
         ("grpc.keepalive_permit_without_calls", int(alive.permit_without_calls)),

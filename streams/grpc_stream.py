@@ -54,6 +54,7 @@ async def model_stream_infer(part: GrpcPart, context: Context) -> None:
 
     Raises:
         InferError: The stream shall end with this error's status.
+        grpc.aio.InternalError: Its client has gone.
     """
     stream = _Stream(part, context)
     part.endings.add(stream.end)
@@ -91,6 +92,8 @@ class _Stream:
         self._said: asyncio.Queue[Said] = asyncio.Queue(part.settings.max_stream_requests)
         self._open: set[asyncio.Task[None]] = set()
         self._ending = asyncio.get_running_loop().create_future()
+        self._writes_since = 0.0  # by the loop's clock; 0 while nothing is written
+        self._is_unread = False
 
     def end(self) -> None:
         """Read no more: the server stops. What is open is answered first."""
@@ -102,19 +105,59 @@ class _Stream:
 
         Raises:
             InferError: The one that ends it.
+            grpc.aio.InternalError: Its client has gone.
         """
-        failure = None
+        failure: Exception | None = None
+        clock = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(self._listen(group))
-            while (said := await self._said.get()) is not None:
-                if isinstance(said, InferError):
-                    failure = said
-                    break
-                await self._context.write(said)
-            for task in (listening, *self._open):
-                task.cancel()
+            self._look(listening)
+            try:
+                while (said := await self._said.get()) is not None:
+                    if isinstance(said, InferError):
+                        failure = said
+                        break
+                    self._writes_since = clock()
+                    await self._context.write(said)
+                    self._writes_since = 0.0
+                    if self._is_unread:
+                        failure = self._unread()
+                        break
+            except grpc.aio.InternalError as error:
+                failure = error
+            finally:
+                self._looking.cancel()
+            self._cancel(listening)
         if failure is not None:
             raise failure
+
+    def _look(self, listening: asyncio.Task[None]) -> None:
+        """Let go of all that waits for a client which takes nothing in; looks again by itself where it does.
+
+        The write goes on: gRPC takes neither a status nor an end before it has ended.
+        """
+        loop = asyncio.get_running_loop()
+        left_s = self._part.settings.write_timeout_s
+        if self._writes_since:
+            left_s += self._writes_since - loop.time()
+        if left_s > 0:
+            self._looking = loop.call_later(left_s, self._look, listening)
+            return
+        self._is_unread = True
+        self._cancel(listening)
+        while not self._said.empty():
+            self._said.get_nowait()
+
+    def _cancel(self, listening: asyncio.Task[None]) -> None:
+        for task in (listening, *self._open):
+            task.cancel()
+
+    def _unread(self) -> Unavailable:
+        return Unavailable(
+            f"nothing of this stream was read for {self._part.settings.write_timeout_s} s, expected that its responses "
+            "are: the stream has ended",
+            reason=Reason.SLOW_READER,
+        )
 
     async def _listen(self, group: asyncio.TaskGroup) -> None:
         """Read until the client or the server ends it, and say so once every request has been answered."""

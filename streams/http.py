@@ -28,7 +28,7 @@ from headrace.streams.extensions import Extensions
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_body import ENCODINGS
 from headrace.streams.http_call import Handler, HttpCall, HttpSettings
-from headrace.streams.http_connections import BoundedServer
+from headrace.streams.http_connections import BoundedServer, BoundedSite
 from headrace.streams.http_errors import error_response, text_error
 from headrace.streams.http_routes import GROUPS, Kind, resolve
 from headrace.streams.tls import ServerTls
@@ -84,9 +84,7 @@ class HttpServer:
         self._runner = web.ServerRunner(server, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         context = self._tls.context() if self._tls is not None else None
-        site = web.TCPSite(
-            self._runner, self._settings.address, self._settings.port, ssl_context=context
-        )
+        site = BoundedSite(self._runner, self._settings, context)
         try:
             await site.start()
         except OSError as error:

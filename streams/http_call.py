@@ -41,7 +41,8 @@ class HttpSettings:
         name: Server name in the server's metadata.
         max_input_bytes: Largest body, before and after decompression.
         read_timeout_s: How long a body may take to arrive.
-        header_timeout_s: How long a new connection may take until the head of its first request has come.
+        header_timeout_s: How long a new connection may take for its TLS handshake, and then until the head of its first
+            request has come.
         write_timeout_s: How long a caller may take nothing of its answer.
         keepalive_s: How long an idle connection is kept, and how long a further request's head may take.
         max_connections: Connections that may be open.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -42,6 +43,39 @@ class BoundedServer(web.Server):
         if len(self.connections) >= self.bounds.max_connections:
             return _Refusal(self)  # type: ignore[return-value]  # all that is asked of it is to be a protocol
         return _Connection(self)
+
+
+class BoundedSite(web.TCPSite):
+    """Listens within the bounds: what is bounded from a connection's begin on would else not hold for its handshake."""
+
+    def __init__(
+        self, runner: web.ServerRunner, bounds: HttpSettings, context: ssl.SSLContext | None
+    ) -> None:
+        """Keep the parts; ``context`` is None in the clear."""
+        super().__init__(runner, bounds.address, bounds.port, ssl_context=context)
+        self._bounds = bounds
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: The address or port cannot be had.
+        """
+        if self._ssl_context is None:
+            await super().start()
+            return
+        await web.BaseSite.start(self)
+        server = self._runner.server
+        assert server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            server,
+            self._bounds.address,
+            self._bounds.port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            # aiohttp has no argument for it, and the loop's own minute holds thousands of silent connections.
+            ssl_handshake_timeout=self._bounds.header_timeout_s,
+        )
 
 
 class _Connection(web.RequestHandler):

@@ -1,6 +1,7 @@
 """Who may call the gateway over HTTP: restricted groups, tokens, forwarded headers, TLS (SEMANTICS PB-22, PB-48)."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import ssl
@@ -207,3 +208,21 @@ async def test_a_renewed_certificate_holds_for_new_connections(log, pairs, tmp_p
             await live(url, ca=pairs["ca"].cert)
         use(pairs["server"])
         assert await live(url, ca=pairs["ca"].cert) == 200
+
+
+async def test_a_caller_that_does_not_shake_hands_is_cut_off(log, pairs):
+    """The bounds of a connection hold from its begin on: nobody keeps one by saying nothing."""
+    server = pairs["server"]
+    tls = ServerTls(server.cert, server.key)
+    async with serving(log, tls=tls, header_timeout_s=0.2) as (_, session):
+        host, _, port = url_of(session).rpartition(":")
+        silent, first = await asyncio.open_connection(host, int(port))
+        babbling, second = await asyncio.open_connection(host, int(port))
+        second.write(b"\x16\x03\x01\x02\x00\x01")  # the begin of a hello
+        async with asyncio.timeout(20):
+            for reader in (silent, babbling):
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        first.close()
+        second.close()
+        assert await live(url_of(session), ca=pairs["ca"].cert) == 200

@@ -1,5 +1,7 @@
 """Requests over gRPC that are wrong, each in one way: Triton's codes and fragments (SEMANTICS PB-34, PB-35)."""
 
+import asyncio
+
 import grpc
 import grpc.aio
 import pytest
@@ -181,3 +183,14 @@ async def test_connections_are_bounded(log):
             await second.close()
             call = third.unary_unary(path, None, None)
             assert await call(b"", timeout=20, wait_for_ready=True) == b"\x08\x01"
+
+
+async def test_a_connection_that_says_nothing_is_closed(log):
+    async with serving_grpc(log, handshake_timeout_s=0.2) as served:
+        host, _, port = served.target.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(20):
+            while await reader.read(1_000):  # its own settings come, then the end
+                pass
+        writer.close()
+        assert (await served.stub.ServerLive(service_pb2.ServerLiveRequest())).live

@@ -11,6 +11,7 @@ from grpc_kit import floats, infer_request, serving_grpc
 from headrace.schemas.infer import InferRequest
 from headrace.schemas.record import SEQUENCE_START
 from headrace.streams.memory import MemoryLog
+from tritonclient.grpc import service_pb2_grpc
 
 Code = grpc.StatusCode
 FINAL = "triton_final_response"
@@ -215,6 +216,46 @@ async def test_SV10_B68_a_stream_is_answered_and_then_ended_when_the_server_stop
         assert "Server is stopping" in await stream.details()
         assert await idle.code() is Code.UNAVAILABLE
         await closing
+
+
+@pytest.mark.parametrize("ends", ["reads on", "goes"])
+@pytest.mark.parametrize("has_said_all", [False, True])
+async def test_a_client_that_takes_nothing_in_loses_its_stream(log, ends, has_said_all, caplog):
+    """Its requests are cancelled and its responses dropped; it hears so where it reads on. Other streams go on."""
+    worker = Worker(log)
+    async with (
+        running(worker),
+        serving_grpc(log, write_timeout_s=0.3) as served,
+        grpc.aio.insecure_channel(served.target, options=(("grpc.http2.bdp_probe", 0),)) as deaf,
+    ):
+        stream = service_pb2_grpc.GRPCInferenceServiceStub(deaf).ModelStreamInfer()
+        for _ in range(3):
+            await stream.write(infer_request([0.0] * 200_000))
+        await until(lambda: len(worker.seen) == 3)
+        if has_said_all:
+            await stream.done_writing()
+        else:
+            worker.script = silent
+            await stream.write(infer_request(id="open"))
+            await until(lambda: served.gateway.abandoned == 1)
+            worker.script = echo
+        other = served.stub.ModelStreamInfer()
+        for _ in range(2):  # its own messages are read
+            await other.write(infer_request(id="fine"))
+            (message,) = await heard(other, 1)
+            assert message.infer_response.id == "fine"
+            await asyncio.sleep(0.35)
+        other.cancel()
+        if ends == "reads on":
+            (message,) = await heard(stream, 1)
+            assert len(floats(message.infer_response)) == 200_000
+            async with asyncio.timeout(10):
+                assert await stream.code() is Code.UNAVAILABLE
+                assert "nothing of this stream was read for 0.3 s" in await stream.details()
+        stream.cancel()
+        await until(lambda: not served.server._part.endings)
+        assert served.gateway.open_calls == 0
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_P17_a_key_of_a_whole_stream_is_refused(log):

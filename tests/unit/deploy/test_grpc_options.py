@@ -36,14 +36,18 @@ def test_tritons_keep_alive_options_reach_grpcs_core():
         grpc_max_connection_age_grace="7",
         grpc_max_input_size="8",
         grpc_max_connections="9",
+        http_header_timeout_secs="10",
+        http_write_timeout_secs="11",
         grpc_infer_response_compression_level="medium",
     )
     assert settings.compression is Compression.MEDIUM
+    assert settings.write_timeout_s == 11.0
     assert dict(channel_options(settings)) == {
         "grpc.so_reuseport": 0,
         "grpc.max_receive_message_length": 8,
         "grpc.max_send_message_length": -1,
         "grpc.max_allowed_incoming_connections": 9,
+        "grpc.server_handshake_timeout_ms": 10_000,
         "grpc.keepalive_time_ms": 1,
         "grpc.keepalive_timeout_ms": 2,
         "grpc.keepalive_permit_without_calls": 1,
