@@ -19,6 +19,7 @@ from headrace.schemas.parameters import (
     standard_parameters,
 )
 from headrace.schemas.shared_span import ReadShared, check_alone, read_shared, shared_span
+from headrace.schemas.signature import Signature
 from headrace.schemas.tensor import Datatype, Tensor, datatype_of, join_bytes
 from headrace.schemas.v2json_data import integer_limits
 from headrace.schemas.v2proto_write import write_plain_response
@@ -54,14 +55,21 @@ def parse_request(value: bytes) -> InferRequest:
     return from_message(_parse(service_pb2.ModelInferRequest(), value))
 
 
-def from_message(message: Any, shared: ReadShared | None = None) -> InferRequest:
+def from_message(
+    message: Any, shared: ReadShared | None = None, signature: Signature | None = None
+) -> InferRequest:
     """Read a ``ModelInferRequest``: data either all raw or all typed, FP16 and BF16 raw only (GR-01).
 
-    Inputs that are kept in shared memory have no raw contents; ``shared`` reads them, None where there is none.
+    Args:
+        message: It.
+        shared: Reads inputs that are kept in shared memory, which have no raw contents; None where there is none.
+        signature: Of its model: what asks for more than that has is refused before it is read. None reads all.
 
     Raises:
-        InvalidRequest: Data is given twice or not at all, in the wrong field, or out of range.
+        InvalidRequest: Data is given twice or not at all, in the wrong field, or out of range; or too many tensors.
     """
+    if signature is not None:
+        _check_counts(message, signature)
     raw = message.raw_input_contents
     spans = [
         shared_span(item.name, _values(item.parameters)) if item.parameters else None
@@ -101,6 +109,14 @@ def from_message(message: Any, shared: ReadShared | None = None) -> InferRequest
         parameters=_values(message.parameters),
         has_shared=shared is not None,
     )
+
+
+def _check_counts(message: Any, signature: Signature) -> None:
+    """Refuse more tensors than the model has: an empty one is two bytes, so a message holds millions of them."""
+    if len(message.inputs) > len(signature.inputs):
+        raise signature.wrong_count([item.name for item in message.inputs])
+    if len(message.outputs) > len(signature.outputs):
+        signature.check_outputs(RequestedOutput(item.name) for item in message.outputs)
 
 
 def parse_response(value: bytes) -> InferResponse:

@@ -22,6 +22,7 @@ from headrace.streams.grpc_call import (
     texts,
 )
 from headrace.streams.idempotency import REPLAYED_HEADER, KeyedCall
+from headrace.streams.model_view import Route
 from headrace.streams.shared_memory import SharedTargets
 from tritonclient.grpc import service_pb2
 
@@ -104,7 +105,8 @@ async def read_request(
         InferError: No such model, or the request is wrong.
     """
     model, version = message.model_name, checked_version(message.model_version)
-    is_decoupled = _is_decoupled(part, model, version, one_answer=one_answer)
+    route = part.gateway.route(model, version)
+    is_decoupled = _is_decoupled(route, one_answer=one_answer)
     wants_empty_final = False
     if message.parameters:
         wants_empty_final = _wants_empty_final(message.parameters)
@@ -114,23 +116,23 @@ async def read_request(
     if memory.largest_bytes >= OFF_LOOP_COPIED_BYTES:
         is_long = is_long or any(item.parameters for item in message.inputs)
     if is_long:
-        request = await asyncio.to_thread(from_message, message, shared)
+        request = await asyncio.to_thread(from_message, message, shared, route.signature)
     else:
-        request = from_message(message, shared)
+        request = from_message(message, shared, route.signature)
     return Asked(model, version, is_decoupled, wants_empty_final, request)
 
 
 def _asked(part: GrpcPart, like: InferRequest) -> Asked:
     """Look up the model of a request that was recognised."""
     version = checked_version(like.model_version)
-    _is_decoupled(part, like.model_name, version, one_answer=True)
+    _is_decoupled(part.gateway.route(like.model_name, version), one_answer=True)
     return Asked(
         like.model_name, version, is_decoupled=False, wants_empty_final=False, request=like
     )
 
 
-def _is_decoupled(part: GrpcPart, model: str, version: str, *, one_answer: bool) -> bool:
-    found: bool = part.gateway.route(model, version).config.decoupled
+def _is_decoupled(route: Route, *, one_answer: bool) -> bool:
+    found = route.config.decoupled
     if found and one_answer:
         raise Unsupported(
             "ModelInfer RPC doesn't support models with decoupled transaction policy"

@@ -1,6 +1,7 @@
 """Requests over gRPC that are wrong, each in one way: Triton's codes and fragments (SEMANTICS PB-34, PB-35)."""
 
 import asyncio
+import resource
 
 import grpc
 import grpc.aio
@@ -183,6 +184,29 @@ async def test_connections_are_bounded(log):
             await second.close()
             call = third.unary_unary(path, None, None)
             assert await call(b"", timeout=20, wait_for_ready=True) == b"\x08\x01"
+
+
+@pytest.mark.parametrize("field", ["inputs", "outputs"])
+async def test_PB34_PB35_more_tensors_than_the_model_has_are_refused_before_they_are_read(
+    log, field
+):
+    """An empty one is two bytes of the message: of half a million none is made."""
+    message = infer_request()
+    tag = {"inputs": b"\x2a\x00", "outputs": b"\x32\x00"}[field]
+    value = message.SerializeToString() + tag * 500_000
+    async with running(Worker(log)) as worker, serving_grpc(log) as served:
+        call = served.channel.unary_unary(f"{SERVICE}/ModelInfer", None, None)
+        await refusal(call(value[:-2]))  # what the parser itself takes is not counted
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        error = await refusal(call(value))
+        assert error.code() is Code.INVALID_ARGUMENT
+        words = {
+            "inputs": "input '' already exists in request",
+            "outputs": "unexpected inference output ''",
+        }
+        assert words[field] in error.details()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+        assert worker.seen == []
 
 
 async def test_a_connection_that_says_nothing_is_closed(log):
