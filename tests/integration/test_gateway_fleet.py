@@ -74,8 +74,25 @@ async def test_gateways_claim_different_partitions_and_leave_tombstones(log):
 
 
 async def test_B60_each_gateway_reads_its_own_share(log):
-    """FAULTS B60: four gateways, 400 calls; nobody reads another's replies."""
+    """FAULTS B60: four gateways, 1,000 calls; each reads a quarter of the replies' bytes, and none of another's."""
     worker = Worker(log)
+    read = Counter()
+    real = log.reader
+
+    def counting(spans, *, committed=False):
+        reader = real(spans, committed=committed)
+        if all(tp.topic == TOPOLOGY.replies for tp in spans):
+            poll = reader.poll
+
+            async def counted(max_records, timeout_s):
+                blocks = await poll(max_records, timeout_s)
+                read[tuple(spans)] += sum(len(r.value) for block in blocks for r in block.records)
+                return blocks
+
+            reader.poll = counted
+        return reader
+
+    log.reader = counting
     async with running(worker), asyncio.TaskGroup() as group:
         stop = asyncio.Event()
         found = []
@@ -90,10 +107,12 @@ async def test_B60_each_gateway_reads_its_own_share(log):
             group.create_task(serve(f"g{number}"))
             await until(lambda number=number: len(found) == number + 1)
         for mine in found:
-            answers = await asyncio.gather(*(mine.infer("echo", "", REQUEST) for _ in range(100)))
-            assert len(answers) == 100
-        read = Counter(int(dict(r.headers)[REPLY_PARTITION]) for r in worker.seen)
-        assert set(read.values()) == {100}
+            answers = await asyncio.gather(*(mine.infer("echo", "", REQUEST) for _ in range(250)))
+            assert len(answers) == 250
+        asked = Counter(int(dict(r.headers)[REPLY_PARTITION]) for r in worker.seen)
+        assert set(asked.values()) == {250}
+        assert len(read) == 4
+        assert len(set(read.values())) == 1
         assert [mine.foreign_replies for mine in found] == [0] * 4
         stop.set()
 

@@ -248,7 +248,10 @@ async def test_B98_a_gateway_that_dies_between_reading_and_answering_costs_no_se
 
 @pytest.mark.parametrize("executed", [False, True], ids=["executing", "executed"])
 async def test_B61_a_killed_gateway_with_ten_calls_costs_no_second_run(place, executed, tmp_path):
-    """SIGKILL, where the log is on a broker; else it hears nothing more. The callers ask another one with their key."""
+    """SIGKILL, where the log is on a broker; else it hears nothing more. The callers ask another one with their key.
+
+    B60: the other one's own open calls lose nothing.
+    """
     gate = Gate()
     backend = Counting(gate)
     async with (
@@ -257,19 +260,24 @@ async def test_B61_a_killed_gateway_with_ten_calls_costs_no_second_run(place, ex
         killed_gateway(place, service, tmp_path) as (dying, kill),
     ):
         calls = [asyncio.create_task(call(dying, n, f"key-{n}")) for n in range(10)]
-        await until(lambda: in_flight(service) == 10, "ten calls")
+        neighbours = [asyncio.create_task(call(url, n)) for n in range(3)]
+        await until(lambda: in_flight(service) == 13, "all calls")
         if executed:
             gate.open(100)
-            await until(lambda: backend.count == 10, "all ran")
+            await until(lambda: backend.count == 13, "all ran")
         await kill()
         repeats = [asyncio.create_task(call(url, n, f"key-{n}")) for n in range(10)]
         if not executed:
-            await until(lambda: in_flight(service) == 20, "ten repeats")
+            await until(lambda: in_flight(service) == 23, "ten repeats")
             gate.open(100)
         answers = [await repeat for repeat in repeats]
         assert [answer.status for answer in answers] == [200] * 10
         assert [int(answer.value) for answer in answers] == list(range(10))
-        assert backend.count == 10
+        kept = [await neighbour for neighbour in neighbours]
+        assert [(answer.status, int(answer.value)) for answer in kept] == [
+            (200, n) for n in range(3)
+        ]
+        assert backend.count == 13
         assert all(answer.is_replayed for answer in answers)
         for late in calls:
             late.cancel()
