@@ -12,10 +12,15 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from aiohttp import web
+from headrace.schemas.record import TRACEPARENT
 from headrace.schemas.tensor import Datatype
-from headrace.streams.http_call import Handler, HttpCall
+from headrace.streams.http_async import PREFER, REPLY_TOPIC_HEADER
+from headrace.streams.http_call import MAX_TIMEOUT_MS, TIMEOUT_HEADER, Handler, HttpCall
 from headrace.streams.http_errors import JSON_TYPE, json_response
+from headrace.streams.http_infer import BINARY_TYPE, LENGTH_HEADER
 from headrace.streams.http_routes import GROUPS, Kind, Target, paths, resolve
+from headrace.streams.http_statistics import WORKERS
+from headrace.streams.idempotency import KEY_HEADER
 
 Json = dict[str, Any]
 
@@ -77,6 +82,68 @@ _BODIES: Mapping[Kind, _Body] = {
     Kind.CUDA_SHARED_MEMORY: _Body("Anything", ""),
 }
 
+
+class _Said(NamedTuple):
+    """What a caller may say beside path and body.
+
+    Attributes:
+        name: Of the header, or of the parameter in the query.
+        said: What it means.
+        schema: Of its value.
+        kinds: Routes that look at it.
+        place: Where it stands.
+    """
+
+    name: str
+    said: str
+    schema: Json
+    kinds: tuple[Kind, ...]
+    place: str = "header"
+
+
+_ASKING = (Kind.INFER, Kind.GENERATE, Kind.GENERATE_STREAM)
+
+_SAID = (
+    _Said(
+        TIMEOUT_HEADER,
+        "Milliseconds until nobody waits for the answer any more.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
+        _ASKING,
+    ),
+    _Said(
+        KEY_HEADER,
+        "Who repeats it gets the first answer, and the model does not run again.",
+        {"type": "string", "pattern": "^[!-~]{1,255}$"},
+        _ASKING,
+    ),
+    _Said(TRACEPARENT, "W3C trace context; goes along.", {"type": "string"}, _ASKING),
+    _Said(
+        PREFER,
+        "`respond-async` is answered 202 once the log has the request; `wait=<seconds>` waits first.",
+        {"type": "string"},
+        (Kind.INFER, Kind.REQUEST),
+    ),
+    _Said(
+        REPLY_TOPIC_HEADER,
+        "With `respond-async`: the topic that the answer goes to.",
+        {"type": "string"},
+        (Kind.INFER,),
+    ),
+    _Said(
+        LENGTH_HEADER,
+        "Bytes of the JSON before binary tensors; 0 where the body is the sole input's data.",
+        {"type": "integer", "minimum": 0},
+        (Kind.INFER,),
+    ),
+    _Said(
+        WORKERS,
+        "Adds each worker's own figures.",
+        {"type": "boolean"},
+        (Kind.STATISTICS,),
+        "query",
+    ),
+)
+
 _PLACES: Mapping[str, tuple[str, Json]] = {
     "model": ("A model's name.", {"type": "string", "minLength": 1}),
     "version": ("A version number.", {"type": "string", "pattern": "^[0-9]{1,18}$"}),
@@ -121,7 +188,21 @@ def _operation(path: str, method: str, target: Target) -> Json:
             "required": target.kind is Kind.INFER,
             **_content("", body.request),
         }
-    return found
+    if target.kind is Kind.INFER:
+        found["requestBody"]["content"].update(_BINARY)
+    if target.kind in (Kind.INFER, Kind.REQUEST):
+        worked["200"]["content"].update(_BINARY)
+    said = [_parameter(each) for each in _SAID if target.kind in each.kinds]
+    return {**found, "parameters": said} if said else found
+
+
+def _parameter(said: _Said) -> Json:
+    return {
+        "name": said.name,
+        "in": said.place,
+        "description": said.said,
+        "schema": said.schema,
+    }
 
 
 def _content(said: str, schema: str, content_type: str = JSON_TYPE) -> Json:
@@ -143,6 +224,9 @@ def _object(required: tuple[str, ...] = (), **properties: Json) -> Json:
 def _list_of(item: Json) -> Json:
     return {"type": "array", "items": item}
 
+
+_BINARY: Json = {BINARY_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+"""JSON with binary tensors behind it."""
 
 _TEXT: Json = {"type": "string"}
 _FLAG: Json = {"type": "boolean"}

@@ -47,3 +47,28 @@ def test_the_description_is_valid_json_whose_references_exist():
         if verb != "parameters"
     ]
     assert len(set(ids)) == len(ids)
+
+
+ASKING = ("X-Headrace-Timeout-Ms", "Idempotency-Key", "traceparent")
+LATER = ("Prefer", "X-Headrace-Reply-Topic", "Inference-Header-Content-Length")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "names"),
+    [
+        ("/v2/models/{model}/infer", "post", (*ASKING, *LATER)),
+        ("/v2/models/{model}/generate_stream", "post", ASKING),
+        ("/v2/requests/{request}", "delete", ("Prefer",)),
+        ("/v2/models/stats", "get", ("workers",)),
+        ("/v2/models/{model}", "get", ()),
+    ],
+)
+def test_headers_and_queries_are_described_where_they_are_looked_at(path, method, names):
+    operation = document()["paths"][path][method]
+    assert [each["name"] for each in operation.get("parameters", ())] == list(names)
+
+
+def test_binary_tensors_are_described_both_ways():
+    operation = document()["paths"]["/v2/models/{model}/infer"]["post"]
+    for described in (operation["requestBody"], operation["responses"]["200"]):
+        assert list(described["content"]) == ["application/json", "application/octet-stream"]
