@@ -6,8 +6,12 @@ import json
 
 from fuzz_kit import Reply
 
-STATUSES = {200, 202, 400, 404, 405, 413, 500, 501, 503, 504, 507}
-JSON_ERRORS = ("failed to parse the request JSON buffer", "Unable to parse ")
+STATUSES = {200, 202, 400, 404, 405, 413, 422, 500, 501, 503, 504, 507}
+JSON_ERRORS = (
+    "failed to parse the request JSON buffer",
+    "Unable to parse ",
+    "Expected JSON object for keyword",
+)
 """How Triton's 500s begin (SEMANTICS PB-32); no other may come."""
 NO_CONTROL = "explicit model load / unload is not allowed"
 HEADERS = {
