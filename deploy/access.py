@@ -133,6 +133,7 @@ def _http_settings_of(settings: Settings, access: Access | None) -> HttpSettings
     return HttpSettings(
         address=settings.http_address,
         port=settings.http_port,
+        reuse_port=settings.reuse_http_port,
         max_input_bytes=settings.http_max_input_size,
         read_timeout_s=settings.http_body_timeout_secs,
         header_timeout_s=settings.http_header_timeout_secs,

@@ -43,6 +43,7 @@ KAFKA = (
 GATEWAY = (
     "allow_http",
     "http_port",
+    "reuse_http_port",
     "metrics_port",
     "http_max_input_size",
     "http_timeout_ms",

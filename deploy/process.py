@@ -177,7 +177,7 @@ def _check_ports(settings: Settings, parts: Parts) -> None:
     if parts.gateway:
         grpc_address = settings.grpc_address or address
         wanted += [
-            ("http_port", address, settings.allow_http),
+            ("http_port", address, settings.allow_http and not settings.reuse_http_port),
             ("grpc_port", grpc_address, settings.allow_grpc and not settings.reuse_grpc_port),
             ("metrics_port", address, settings.allow_metrics),
         ]

@@ -137,6 +137,11 @@ class Settings(SettingParts):
         description="Port of the gateway's V2 API.",
         json_schema_extra=GATEWAY,
     )
+    reuse_http_port: bool = Field(
+        default=False,
+        description="Let several gateways on one machine listen on the same HTTP port, all with this option.",
+        json_schema_extra=GATEWAY,
+    )
     metrics_port: int = Field(
         8002,
         ge=0,

@@ -38,6 +38,7 @@ class HttpSettings:
     Attributes:
         address: Address to bind; loopback unless told.
         port: Port; 0 is any free one.
+        reuse_port: Other processes may listen on it too, with the same setting.
         name: Server name in the server's metadata.
         max_input_bytes: Largest body, before and after decompression.
         read_timeout_s: How long a body may take to arrive.
@@ -55,6 +56,7 @@ class HttpSettings:
 
     address: str = "127.0.0.1"
     port: int = 8000
+    reuse_port: bool = False
     name: str = "headrace"
     max_input_bytes: int = DEFAULT_MAX_INPUT_BYTES
     read_timeout_s: float = 60.0

@@ -52,7 +52,13 @@ class BoundedSite(web.TCPSite):
         self, runner: web.ServerRunner, bounds: HttpSettings, context: ssl.SSLContext | None
     ) -> None:
         """Keep the parts; ``context`` is None in the clear."""
-        super().__init__(runner, bounds.address, bounds.port, ssl_context=context)
+        super().__init__(
+            runner,
+            bounds.address,
+            bounds.port,
+            ssl_context=context,
+            reuse_port=bounds.reuse_port,
+        )
         self._bounds = bounds
 
     async def start(self) -> None:
@@ -73,6 +79,7 @@ class BoundedSite(web.TCPSite):
             self._bounds.port,
             ssl=self._ssl_context,
             backlog=self._backlog,
+            reuse_port=self._bounds.reuse_port,
             # aiohttp has no argument for it, and the loop's own minute holds thousands of silent connections.
             ssl_handshake_timeout=self._bounds.header_timeout_s,
         )

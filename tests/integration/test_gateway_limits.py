@@ -13,9 +13,11 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 from gateway_kit import Worker, running, serving
+from headrace.schemas.errors import ConfigError
 from headrace.streams.extensions import Extensions
+from headrace.streams.http import HttpServer
 from headrace.streams.http_body import MAX_CHUNKS
-from headrace.streams.http_call import MAX_OBJECT_BYTES
+from headrace.streams.http_call import MAX_OBJECT_BYTES, HttpSettings
 from headrace.streams.http_connections import MAX_REFUSALS
 from headrace.streams.memory import MemoryLog
 from headrace.streams.shared_memory import SharedMemory
@@ -92,6 +94,15 @@ async def gateway_for(log, **bounds):
 async def one_call(session):
     async with peer(session) as one:
         return (await one.ask(plain()))[0]
+
+
+async def test_several_servers_share_a_port_where_all_say_so(log):
+    async with serving(log, reuse_port=True) as (gateway, session):
+        port = session._base_url.port
+        async with HttpServer(gateway, HttpSettings(port=port, reuse_port=True)) as other:
+            assert other.port == port
+        with pytest.raises(ConfigError, match=r"http-port = 127\.0\.0\.1:"):
+            await HttpServer(gateway, HttpSettings(port=port)).__aenter__()
 
 
 async def connections_are_bounded(log):
