@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -67,7 +66,7 @@ class HttpClient:
         """Ask a model, with tensors in binary both ways."""
         wanted = {**request.parameters, "binary_data_output": True}
         value, length = v2json.write_request(
-            dataclasses.replace(request, parameters=wanted), v2json.all_binary
+            request._replace(parameters=wanted), v2json.all_binary
         )
         return await self.infer_raw(model, version, value, length)
 

@@ -8,7 +8,7 @@ bad header, so that the error still finds its way to the caller.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.schemas.batch import Entry
 from headrace.schemas.claim_check import claimed, read_claim
@@ -325,8 +325,7 @@ def header_length(headers: Headers) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
+class RequestOptions(NamedTuple):
     """What a client says beside the request itself.
 
     Attributes:

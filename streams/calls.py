@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -180,7 +179,7 @@ class Calls:
             raise
         finally:
             self._close(call)
-        return response if response.id == request.id else replace(response, id=request.id)
+        return response if response.id == request.id else response._replace(id=request.id)
 
     async def stream(
         self,
@@ -204,7 +203,7 @@ class Calls:
                 reply, is_over = await replies.next()
                 response = await self._values.response(reply, call.deadline_s)
                 if response.id != request.id:
-                    response = replace(response, id=request.id)
+                    response = response._replace(id=request.id)
                 yield Streamed(response, is_over)
         except InferError as error:
             is_over = error.reason is not Reason.SLOW_READER

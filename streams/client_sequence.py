@@ -6,7 +6,6 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.schemas.errors import InferError, Reason, Unavailable
@@ -78,8 +77,7 @@ class SequenceSteps:
         """
         if not self.is_live or self._first is None:
             return
-        request = replace(
-            self._first,
+        request = self._first._replace(
             inputs=nothing_like(self._first),
             id="",
             sequence_start=False,
@@ -140,8 +138,7 @@ class SequenceSteps:
             raise Unavailable(f"sequence {self.id!r} has ended, expected no step behind its END")
         options["version"] = self._version
         signature = self._client.route(self._model, self._version).signature
-        request = replace(
-            request_of(signature, inputs, options),
+        request = request_of(signature, inputs, options)._replace(
             sequence_id=self.id,
             sequence_start=self._first is None,
             sequence_end=end,

@@ -8,7 +8,6 @@ and without Faust.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from headrace.schemas.batch import Entry
@@ -73,7 +72,7 @@ def read_request(record: Record) -> Request:
         request = decode_request(record.value, entry.content_type, record.headers)
         said = entry.__dict__
         found = {name: said[name] for name in _HEADER_FIELDS if name in said}
-        return replace(request, **found) if found else request
+        return request._replace(**found) if found else request
 
     return _read(read, "a request")
 

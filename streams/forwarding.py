@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from headrace.schemas.errors import ConfigError, InvalidRequest
 from headrace.schemas.infer import InferRequest, Parameter
@@ -67,4 +66,4 @@ class Forwarding:
                 )
             # Bytes that are no UTF-8 come as surrogates, which no record could hold.
             found[name] = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        return replace(request, parameters={**request.parameters, **found}) if found else request
+        return request._replace(parameters={**request.parameters, **found}) if found else request

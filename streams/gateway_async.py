@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from headrace.schemas.errors import (
     DeadlineExceeded,
@@ -86,7 +86,7 @@ async def accept(
         idempotency_key=b"" if later.keyed is None else later.keyed.key,
         extra=later.extra,
     )
-    asked = request if request.id else replace(request, id=call.id)
+    asked = request if request.id else request._replace(id=call.id)
     deadline_s = asyncio.get_running_loop().time() + left_ms / 1_000
     out = await calls.calls.written(route, version, asked, options, deadline_s)
     try:

@@ -257,8 +257,8 @@ def lookup_cases() -> Iterator[Case]:
                 answer_type=answer_type(content_type),
             )
     for name, changed, reason, texts in (
-        ("model", replace(request, model_name="nope"), "unknown_model", ("'nope'", "not found")),
-        ("version", replace(request, model_version="9"), "unknown_version", ("'pair'", "9")),
+        ("model", request._replace(model_name="nope"), "unknown_model", ("'nope'", "not found")),
+        ("version", request._replace(model_version="9"), "unknown_version", ("'pair'", "9")),
     ):
         value, headers = encode_request(changed, PROTOBUF)
         plain = tuple(header for header in headers if header[0] != "model-version")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import aiohttp
 from headrace.schemas.codec import decode_request, encode_error_value, encode_response
@@ -133,8 +133,7 @@ class Worker:
     def _answer(self, record: Record) -> Out | None:
         headers = dict(record.headers)
         request = decode_request(record.value, headers[CONTENT_TYPE].decode(), record.headers)
-        request = replace(
-            request,
+        request = request._replace(
             id=headers.get(ID, b"").decode(),
             model_version=headers.get(MODEL_VERSION, b"").decode(),
         )

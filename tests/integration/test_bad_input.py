@@ -12,7 +12,7 @@ import struct
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -621,7 +621,7 @@ BULKY = {
 def bulky(topic: str, change: Mapping[str, object]) -> Out:
     """Return a request record that is right but for one thing."""
     request = InferRequest((a(), b()))
-    value = avro.write_request(replace(request, id=str(change.get("id", ""))))
+    value = avro.write_request(request._replace(id=str(change.get("id", ""))))
     return Out(
         topic, 0, change.get("key", b"k"), change.get("value", value), change.get("headers", [])
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from dataclasses import replace
 
 import pytest
 from gateway_kit import (
@@ -88,7 +87,7 @@ async def give(worker, answer=None):
     outs = []
     for record in worker.held:
         request = decode_request(record.value, AVRO, record.headers)
-        named = replace(request, id=(find_header(record.headers, ID) or b"").decode())
+        named = request._replace(id=(find_header(record.headers, ID) or b"").decode())
         outs.append(reply(record, answer or echo(named, record)))
     worker.held.clear()
     async with worker.log.publisher() as publisher:
