@@ -29,11 +29,6 @@ EMBEDDED_PROPERTIES = {
 }
 
 
-def pytest_configure() -> None:
-    """Spare each process that a test starts a twelfth of its start: aiohttp reads the machine's certificates then."""
-    os.environ["SSL_CERT_FILE"] = os.devnull  # nobody here talks beyond the loopback
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the long ones begin; among those of a folder the order stays random."""
     items.sort(key=schedule.place)
