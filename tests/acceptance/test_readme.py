@@ -212,7 +212,7 @@ def test_every_option_of_the_readme_exists():
     own = {
         *("--example", "--request", "--create", "--execute", "--again"),
         *("--help", "--language", "--limit", "--output", "--timeout-ms", "--url"),
-        *("--dry-run", "--sample", "--topic"),
+        *("--dry-run", "--sample", "--source", "--topic"),
         *("--include_imports", "--descriptor_set_out", "--include", "--descriptor"),  # protoc's
     }
     assert set(re.findall(r"--[a-z][a-z-]+", README)) <= known | own
