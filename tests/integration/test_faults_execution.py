@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_models
@@ -19,6 +21,7 @@ from fault_kit import (
     until,
     write_model,
 )
+from headrace.consumers import pool
 from headrace.deploy.failure import EXHAUSTED
 from headrace.schemas.codec import decode_response, encode_request
 from headrace.schemas.dead_letter import read_dead_letter
@@ -114,15 +117,14 @@ async def test_B80_a_batch_that_does_not_fit_is_halved_and_the_ceiling_is_kept(s
 async def test_B81_no_memory_for_one_request_is_a_typed_error_and_readiness_falls(stage, tmp_path):
     """Each is answered after its tries and kept; the instance is replaced, which readiness shows meanwhile."""
     repository = write_model(tmp_path / "models", batch=4, out_of_memory_above_rows=0)
-    seen: set[str] = set()
     async with stage.worker(repository, max_starved_executions=3, **FAST) as running:
-        looking = asyncio.create_task(look(running, seen))
-        keys = await stage.send(range(6))
-        await stage.until_answered(keys)
-        await until(lambda: counted(running, "headrace_instance_restarts") > 0, "a replacement")
-        await until(lambda: seen, "readiness that falls")
-        await stage.until_committed(stage.is_all_committed)
-        looking.cancel()
+        with looking_at(running) as seen:
+            keys = await stage.send(range(6))
+            await stage.until_answered(keys)
+            await until(
+                lambda: counted(running, "headrace_instance_restarts") > 0, "a replacement"
+            )
+            await stage.until_committed(stage.is_all_committed)
     for key in keys:
         check_failed(stage, key, "out_of_memory")
     assert any("requests in a row ran out of memory" in trouble for trouble in seen)
@@ -131,12 +133,28 @@ async def test_B81_no_memory_for_one_request_is_a_typed_error_and_readiness_fall
     assert {letter.attempts for letter in found.values()} == {3}
 
 
-async def look(running: Running, seen: set[str]) -> None:
-    """Note why it is not ready."""
-    while True:
-        if not running.worker.ready():
-            seen.update(running.worker.troubles())
-        await asyncio.sleep(0.001)
+class Look(logging.Handler):
+    """Notes why a worker is not ready whenever its instances are told of: a moment later there may be new ones."""
+
+    def __init__(self, running: Running) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self._running = running
+
+    def emit(self, _record: logging.LogRecord) -> None:
+        if not self._running.worker.ready():
+            self.seen.update(self._running.worker.troubles())
+
+
+@contextmanager
+def looking_at(running: Running) -> Iterator[set[str]]:
+    """Yield the sentences that the worker has said of why it is not ready."""
+    look, logger = Look(running), logging.getLogger(pool.__name__)
+    logger.addHandler(look)
+    try:
+        yield look.seen
+    finally:
+        logger.removeHandler(look)
 
 
 async def test_B42_a_request_that_hangs_is_given_up_and_nobody_else(stage, tmp_path):
@@ -150,11 +168,10 @@ async def test_B42_a_request_that_hangs_is_given_up_and_nobody_else(stage, tmp_p
         block_if=5,
         execution_timeout_ms=300,
     )
-    seen: set[str] = set()
     async with stage.worker(repository, max_attempts=2, **FAST) as running:
-        looking = asyncio.create_task(look(running, seen))
-        keys = await stage.send(range(8), partition=0)
-        await stage.until_answered(keys)
+        with looking_at(running) as seen:
+            keys = await stage.send(range(8), partition=0)
+            await stage.until_answered(keys)
         check_served(stage, keys[:5] + keys[6:], [0, 1, 2, 3, 4, 6, 7])
         check_failed(stage, keys[5], "execution_timeout", "UNAVAILABLE")
         assert counted(running, "headrace_execution_timeouts") == 2
@@ -168,7 +185,6 @@ async def test_B42_a_request_that_hangs_is_given_up_and_nobody_else(stage, tmp_p
             lambda: counted(running, "headrace_abandoned_executions") == 0, "the threads' end"
         )
         await stage.until_committed(stage.is_all_committed)
-        looking.cancel()
     check_answers(stage, keys, once=True)
     assert any("did not return within 300 ms" in trouble for trouble in seen)
     assert set(await letters(stage)) == {keys[5]}

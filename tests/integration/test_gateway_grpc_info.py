@@ -212,17 +212,22 @@ class Relay:
     def __init__(self, port):
         self.port = port
         self.answered = 0
-        self._tasks = set()
+        self._taken = set()
 
     async def take(self, reader, writer):
         """Take a connection."""
+        self._taken.add(asyncio.current_task())
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self.port)
         back = asyncio.create_task(self._copy(from_server, writer, is_answer=True))
-        self._tasks.add(back)
         await self._copy(reader, to_server, is_answer=False)
-        to_server.close()
-        await asyncio.wait([back])
-        writer.close()
+        for end in (to_server, writer):
+            end.close()
+            await end.wait_closed()
+        await back
+
+    async def ended(self):
+        """Wait until all connections are closed."""
+        await asyncio.gather(*self._taken)
 
     async def _copy(self, reader, writer, *, is_answer):
         while data := await reader.read(65_536):
@@ -240,6 +245,7 @@ async def test_answers_are_compressed_as_configured(log, level):
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 call = channel.unary_unary(f"{SERVICE}/ModelInfer", None, None)
                 answer = await call(infer_request([0.0] * 10_000).SerializeToString())
+            await relay.ended()
         assert len(answer) > 40_000
         if level is Compression.NONE:
             assert relay.answered > 40_000
