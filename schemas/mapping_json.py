@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+import orjson
 from headrace.schemas.errors import InvalidRequest, UndecodableRecord
 from headrace.schemas.json_text import read_document
 from headrace.schemas.mapping_path import MAX_SHOWN_CHARS
@@ -13,6 +14,17 @@ from headrace.schemas.record import BINARY, JSON
 
 RAW_FIELD = "value"
 """The one field of a raw record: its bytes."""
+
+_KINDS = bytes([0 if chr(byte) in "0123456789" else 1 + (byte == ord("-")) for byte in range(256)])
+_LONG = bytes(19)
+_TOO_LONG = (bytes(20), b"\x02" + _LONG)
+"""Digits, each as 0, and a minus of integers that 64 bits may not hold."""
+
+_AS_JSON_DOES = (
+    orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -32,7 +44,7 @@ class JsonFormat:
         refused by its field.
         """
         try:
-            document = read_document(value)
+            document = _read(value)
         except RecursionError:
             raise UndecodableRecord("the value is no JSON object: it is nested too deep") from None
         except ValueError as exc:  # JSONDecodeError, Unicode errors, integers with too many digits
@@ -45,9 +57,20 @@ class JsonFormat:
     def write(self, record: Mapping[str, object]) -> bytes:
         """Return a result's bytes; numbers that JSON does not have (NaN, infinities) become null."""
         try:
-            return _encode(record).encode()
-        except (ValueError, TypeError, RecursionError):
+            return orjson.dumps(record, option=_AS_JSON_DOES)
+        except orjson.JSONEncodeError:
             return _encode_plain(record)
+
+
+def _read(value: bytes) -> object:
+    """Read a JSON text; what the quick parser refuses, or would round without a word, the patient one reads."""
+    kinds = value.translate(_KINDS)
+    if _LONG in kinds and any(digits in kinds for digits in _TOO_LONG):
+        return read_document(value)
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return read_document(value)
 
 
 def _encode_plain(record: Mapping[str, object]) -> bytes:
