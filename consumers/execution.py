@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 from headrace.backends.backend import Instance
 from headrace.backends.out_of_memory import is_out_of_memory
 from headrace.consumers.ceiling import Ceiling
+from headrace.consumers.pieces import Waiting, halves, within
 from headrace.consumers.retry import piece_of
 from headrace.schemas.batch import Batch, Responses
 from headrace.schemas.errors import (
@@ -164,11 +165,11 @@ def execute(
     succeeded = 0
     starved = False
     memory = _Memory(ceiling.rows if ceiling is not None and repeatable else 0)
-    waiting = [batch]
+    waiting = Waiting(batch)
     while waiting:
         piece = waiting.pop()
         if 0 < memory.limit < piece.rows and len(piece) > 1:
-            waiting.extend(reversed(_within(piece, memory.limit)))
+            waiting.put(within(piece, memory.limit))
             continue
         if ticket is not None:
             if ticket.is_void:
@@ -178,16 +179,18 @@ def execute(
         try:
             parts.append(_run(instance, piece, max_state_bytes, ticket, hear))
             succeeded += 1
+            waiting.succeeded(piece)
         except InferError as exc:
             if isinstance(exc, OutOfMemory):
                 memory.ran_out(piece)
                 starved = starved or len(piece) == 1
             pieces = _pieces(piece, exc) if repeatable else ()
-            if pieces:
-                # Popped from the end, so the order of the entries is kept.
-                waiting.extend(reversed(pieces))
-            else:
+            if not pieces:
                 parts.append(Part(piece, (), exc))
+            elif isinstance(exc, (OutOfMemory, WrongOutput)):
+                waiting.put(pieces)
+            else:
+                waiting.halve(pieces)
     if ticket is not None:
         ticket.began_ns = 0
     return Execution(
@@ -345,25 +348,9 @@ def _pieces(batch: Batch, exc: InferError) -> list[Batch]:
     """Return the pieces in which a failed batch is run again; none where it cannot be taken apart any further."""
     rows = [row for row, entry in enumerate(batch.entries) if entry is not None]
     if isinstance(exc, OutOfMemory) and len(batch) > 1:
-        return _within(batch, max(1, batch.rows // 2))
+        return within(batch, max(1, batch.rows // 2))
     if len(rows) == 1 or (exc.retriable and exc.code is Code.UNAVAILABLE):
         return []
     if isinstance(exc, WrongOutput):
         return [piece_of(batch, [row]) for row in rows]
-    middle = len(rows) // 2
-    return [piece_of(batch, rows[:middle]), piece_of(batch, rows[middle:])]
-
-
-def _within(batch: Batch, limit: int) -> list[Batch]:
-    """Cut a batch, without its padding, into pieces of at most ``limit`` rows, or of one request that has more."""
-    cuts: list[list[int]] = []
-    size = 0
-    for row, entry in enumerate(batch.entries):
-        if entry is None:
-            continue
-        if not cuts or size + entry.rows > limit:
-            cuts.append([])
-            size = 0
-        cuts[-1].append(row)
-        size += entry.rows
-    return [piece_of(batch, cut) for cut in cuts]
+    return halves(batch)

@@ -85,6 +85,34 @@ def test_every_entry_has_exactly_one_outcome(culprits: set[int], count: int) -> 
     assert execution.executions == len(instance.batches) <= 1 + 8 * max(1, len(bad))
 
 
+@pytest.mark.parametrize(
+    ("culprit", "sizes"),
+    [
+        (15, [16, 8, 4, 2, 1, 1]),
+        (0, [16, 8, 4, 2, 1, 1, 2, 4, 8]),
+        (9, [16, 8, 4, 2, 1, 1, 2, 4]),
+    ],
+)
+def test_B47_a_half_that_must_fail_is_not_run(culprit: int, sizes: list[int]) -> None:
+    """Where the first half of what failed succeeds, the other one is taken apart at once."""
+    instance = ScriptedInstance(raising({culprit}, lambda: BackendError("no")))
+    execution = run(instance, batch_of(16))
+    assert outcome(execution)[1] == [culprit]
+    assert execution.sizes == sizes
+
+
+def test_B47_what_fails_only_once_is_answered_all_the_same() -> None:
+    """The half that should have failed and does not is served in pieces."""
+    failures = iter([BackendError("once")])
+
+    def script(_batch: Batch) -> None:
+        for error in failures:
+            raise error
+
+    execution = run(ScriptedInstance(script), batch_of(8))
+    assert outcome(execution) == (list(range(8)), [])
+
+
 def test_a_model_with_memory_of_its_own_is_never_run_twice() -> None:
     """Not repeatable: the whole batch fails with the error, after one execution."""
     instance = ScriptedInstance(raising({3}, lambda: BackendError("no")))
