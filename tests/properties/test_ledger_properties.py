@@ -173,7 +173,7 @@ def test_a_planted_bug_is_found(planted: type[OffsetLedger]) -> None:
     with pytest.raises(AssertionError):
         hold(
             planted,
-            max_examples=300,
+            max_examples=3000,
             derandomize=True,
             phases=(Phase.generate,),
             report_multiple_bugs=False,

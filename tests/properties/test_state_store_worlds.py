@@ -246,7 +246,7 @@ def test_without_its_rule_it_is_found_by_chance(options: dict) -> None:
         hold(
             options=options,
             zombies="record_answers" not in options,
-            max_examples=1500,
+            max_examples=6000,
             derandomize=True,
             phases=(Phase.generate,),
             report_multiple_bugs=False,
