@@ -25,6 +25,7 @@ _AS_JSON_DOES = (
     | orjson.OPT_PASSTHROUGH_DATETIME
     | orjson.OPT_PASSTHROUGH_SUBCLASS
 )
+"""What Python's own encoder refuses, such as dates, is refused: nobody has said how it is to be written."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 

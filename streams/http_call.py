@@ -98,8 +98,8 @@ class HttpCall(NamedTuple):
             self.request, self.settings.max_input_bytes, self.settings.read_timeout_s
         )
 
-    def forwarded(self, asked: InferRequest) -> InferRequest:
-        """Return a request with those of the call's headers among its parameters that are forwarded (PB-48).
+    def accepted(self, asked: InferRequest) -> InferRequest:
+        """Return a request as it goes on: within the bounds, with the headers that are forwarded (PB-24, PB-48).
 
         Raises:
             InvalidRequest: A tensor is larger than a body may be: numbers in JSON unfold to several times their text

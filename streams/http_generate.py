@@ -131,8 +131,8 @@ async def _asked(call: HttpCall) -> InferRequest:
         )
     body = await call.body()
     if len(body) < OFF_LOOP_JSON_BYTES:
-        return call.forwarded(parse_generate(body, route.signature))
-    return call.forwarded(await asyncio.to_thread(parse_generate, body, route.signature))
+        return call.accepted(parse_generate(body, route.signature))
+    return call.accepted(await asyncio.to_thread(parse_generate, body, route.signature))
 
 
 def _stream(

@@ -126,7 +126,7 @@ async def read_request(call: HttpCall, signature: Signature) -> InferRequest:
         asked = await asyncio.to_thread(parse_request, body, header_length, signature, shared)
     else:
         asked = parse_request(body, header_length, signature, shared)
-    return call.forwarded(asked)
+    return call.accepted(asked)
 
 
 async def write_answer(
