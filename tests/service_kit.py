@@ -54,6 +54,15 @@ async def until(
         await asyncio.sleep(0.002)
 
 
+TWO_NUMBERS = """
+backend: "identity"
+max_batch_size: 8
+input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [2] }]
+output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] }]
+"""
+"""Configuration of a model that gives back two numbers."""
+
+
 def write_models(root: Path, configs: Mapping[str, str], versions: Sequence[int] = (1,)) -> Path:
     """Write a repository of models that need no file, such as the identity backend's."""
     for name, text in configs.items():

@@ -23,14 +23,8 @@ from headrace.streams.log import TopicSpec
 from headrace.streams.memory import MemoryLog
 from headrace.streams.topology import Topology
 from proto_kit import MESSAGE, files, message_class
-from service_kit import Producer, Tap, loaded, working, write_models
+from service_kit import TWO_NUMBERS, Producer, Tap, loaded, working, write_models
 
-CONFIG = """
-backend: "identity"
-max_batch_size: 8
-input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [2] }]
-output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] }]
-"""
 MAPPING = """
 [source]
 topic = "orders"
@@ -163,7 +157,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def mapped(folder: Path, text: str, config: str = CONFIG) -> AsyncIterator[Scene]:
+async def mapped(folder: Path, text: str, config: str = TWO_NUMBERS) -> AsyncIterator[Scene]:
     """Serve a model by a mapping file, as a worker's command does."""
     given: Mapping[str, bytes] = {
         "shop.desc": files().SerializeToString(),
@@ -222,7 +216,7 @@ async def test_a_record_is_served_and_those_of_other_formats_are_kept(name, tmp_
 
 
 async def test_bytes_are_left_to_the_model(tmp_path: Path):
-    config = CONFIG.replace("TYPE_FP32 dims: [2]", "TYPE_STRING dims: [1]")
+    config = TWO_NUMBERS.replace("TYPE_FP32 dims: [2]", "TYPE_STRING dims: [1]")
     text = '[source]\ntopic = "orders"\nformat = "raw"\noffset_reset = "earliest"\n'
     async with mapped(tmp_path, f'{text}[inputs.INPUT0]\nfield = "value"\n', config) as scene:
         (answer,) = await scene.send((b"\xc3\xa9 as it is", ()))

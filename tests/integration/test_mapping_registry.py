@@ -27,16 +27,10 @@ from headrace.streams.registry_settings import RegistrySettings
 from headrace.streams.schema_registry import SchemaRegistry
 from headrace.streams.topology import Topology
 from registry_kit import Registry, running
-from service_kit import Producer, Tap, committed, loaded, until, working, write_models
+from service_kit import TWO_NUMBERS, Producer, Tap, committed, loaded, until, working, write_models
 from tcp_proxy import TcpProxy
 
 MODEL = "fraud"
-CONFIG = """
-backend: "identity"
-max_batch_size: 8
-input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [2] }]
-output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] }]
-"""
 MAPPING = """
 [source]
 topic = "payments"
@@ -141,7 +135,7 @@ async def scene(registry: Registry, folder: Path, subject: str) -> AsyncIterator
             )
         ) as schemas,
         MemoryLog(commit_interval_ms=0) as log,
-        loaded(write_models(folder, {MODEL: CONFIG})) as repository,
+        loaded(write_models(folder, {MODEL: TWO_NUMBERS})) as repository,
     ):
         version = repository.models[MODEL].versions[1]
         plan = fit_mapping(mapping, version.signature, version.labels)
@@ -261,7 +255,7 @@ async def test_B34_commands_ask_the_registry_for_the_schema_of_a_sample(
 ):
     """A mapping is proposed from a framed record, and tried on it, with the defaults of the reader's schema."""
     number = registry.register(unique("payments"), V1)
-    models = str(write_models(tmp_path / "models", {MODEL: CONFIG}))
+    models = str(write_models(tmp_path / "models", {MODEL: TWO_NUMBERS}))
     (tmp_path / "v2.avsc").write_text(V2)
     (tmp_path / "sample").write_bytes(written(V1, number, id=1, amount=2.5))
     begun, mapping = tmp_path / "begun.toml", tmp_path / "fraud.toml"
