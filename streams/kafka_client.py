@@ -21,6 +21,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.protocol.metadata import MetadataRequest
 from headrace.schemas.errors import LogError
+from headrace.streams import kafka_connections  # noqa: F401  # mends aiokafka's, once
 from headrace.streams.kafka_rights import ABOUT, NOBODY, Needs, named_by
 
 T = TypeVar("T")

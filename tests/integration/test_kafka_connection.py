@@ -9,7 +9,10 @@ import time
 
 import brokers
 import pytest
-from aiokafka.conn import AIOKafkaConnection
+import uvloop
+from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.metadata import MetadataRequest
 from fault_kit import until
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
@@ -290,3 +293,25 @@ async def test_a_start_that_is_cancelled_leaves_no_connection(kafka_properties, 
             and conn.connected()
             and conn.port == proxy.port
         ]
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_B7_a_connection_that_has_just_broken_is_told_as_one(kafka_properties, new_loop):
+    """Before its reader hears of the end uvloop raises an error that nobody takes for a broken connection."""
+    host, _, port = kafka_properties["bootstrap.servers"].partition(":")
+
+    async def ask() -> None:
+        connection = await create_conn(host, int(port), request_timeout_ms=1_000)
+        request = MetadataRequest([], allow_auto_topic_creation=False)
+        assert (await connection.send(request)).brokers
+        lost = connection._closed_fut
+        connection._writer.transport.abort()
+        await lost  # the loop knows, and tells the reader next
+        with pytest.raises(KafkaConnectionError):
+            await connection.send(request)
+        assert not connection.connected()
+        with pytest.raises(KafkaConnectionError):
+            await connection.send(request)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(ask())
