@@ -44,15 +44,16 @@ class KafkaProducer:
         self._producer: AIOKafkaProducer | None = None
         self._starting = asyncio.Lock()
         self._is_killed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was not started yet, or is closed."""
-        return self._producer is None
+        self._is_closed = False
+        self._abandoned: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Connect, once."""
+        """Connect, once; again where a producer was stuck."""
+        if self._producer is not None:
+            return
         async with self._starting:
+            if self._is_closed:
+                self.running()
             if self._producer is not None:
                 return
             arguments = {**self._settings.client, **self._settings.producer, **self._more}
@@ -73,6 +74,9 @@ class KafkaProducer:
 
     async def close(self) -> None:
         """Send what is queued within the request timeout, and close."""
+        self._is_closed = True
+        if self._abandoned:
+            await asyncio.wait(self._abandoned)
         producer, self._producer = self._producer, None
         if producer is None:
             return
@@ -167,8 +171,10 @@ class KafkaProducer:
             return []
         # aiokafka fails a batch after request.timeout.ms plus one request; past twice that, its sender is stuck.
         bound_s = 2 * self._settings.request_timeout_s + 1
+        producer = self._producer
         _, late = await asyncio.wait(futures, timeout=bound_s)
         if late:
+            self._abandon(producer)
             raise LogError(f"no acknowledgement within {bound_s:g} s", retriable=True)
         return [future.exception() for future in futures]
 
@@ -183,6 +189,16 @@ class KafkaProducer:
         self._is_killed = True
         if self._producer is not None:
             self._producer._sender.sender_task.cancel()  # noqa: SLF001  # stop() would send what is queued
+
+    def _abandon(self, producer: AIOKafkaProducer | None) -> None:
+        """Let the next publish have a producer of its own: one whose sender is stuck stays so (FAULTS B7)."""
+        if self._producer is None or producer is not self._producer:
+            return
+        self._producer = None
+        producer._sender.sender_task.cancel()  # noqa: SLF001  # as in `kill`
+        closing = asyncio.create_task(self._close_killed(producer))
+        self._abandoned.add(closing)
+        closing.add_done_callback(self._abandoned.discard)
 
     async def _close_killed(self, producer: AIOKafkaProducer) -> None:
         """Close without a word to the brokers; what is queued fails nowhere, nobody waits for it."""
@@ -225,6 +241,7 @@ class KafkaPublisher:
 
     async def publish(self, outs: Sequence[Out]) -> None:
         """Produce and await the acknowledgement of all."""
+        await self._producer.start()
         if len(outs) < BATCHED_RECORDS:
             await self._producer.each(outs)
             return

@@ -17,7 +17,7 @@ from fault_kit import until
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Out
 from headrace.streams.kafka import KafkaLog
-from headrace.streams.log import EARLIEST, Mode, Outcome, Position, Span, TopicSpec
+from headrace.streams.log import EARLIEST, LATEST, Mode, Outcome, Position, Span, TopicSpec
 from tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.kafka
@@ -315,3 +315,28 @@ def test_B7_a_connection_that_has_just_broken_is_told_as_one(kafka_properties, n
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(ask())
+
+
+async def test_B7_a_producer_whose_sender_is_stuck_is_replaced(kafka_properties, unique):
+    """Nothing of it is acknowledged any more, and it says nothing: the next publish has another."""
+    name = unique("stuck")
+    properties = {**kafka_properties, "request.timeout.ms": "1000"}
+    async with KafkaLog(properties) as log, log.publisher() as publisher:
+        await log.ensure([TopicSpec(name, 1)])
+        await publisher.publish([Out(name, 0, None, b"before")])
+        stuck = publisher._producer.running()
+        stuck._sender.sender_task.cancel()
+        await asyncio.wait({stuck._sender.sender_task})
+        with pytest.raises(LogError, match="no acknowledgement") as failed:
+            await publisher.publish([Out(name, 0, None, b"during")])
+        assert failed.value.retriable
+        await publisher.publish([Out(name, 0, None, b"after")])
+        async with log.reader({TP(name, 0): Span(EARLIEST, LATEST)}) as reader:
+            values = []
+            while not reader.done():
+                for block in await reader.poll(10, PATIENCE_S):
+                    values += [record.value for record in block.records]
+        assert values == [b"before", b"after"]
+        assert not any(conn.connected() for conn in stuck.client._conns.values())
+    with pytest.raises(LogError, match="closed"):
+        await publisher.publish([Out(name, 0, None, b"too late")])
