@@ -5,6 +5,9 @@ so few blocks follow it there, and the other partitions go on. What stands befor
 then values are fetched, a few side by side, verified, and decoded as if they had been in their records. What is fetched
 counts against ``max_queued_bytes`` from before it is asked for until it is settled. Records without the header never
 come here: the decoder finds it in the same pass as all others.
+
+A suspect (P-14) does not leave intake's way: reading its value may be what ends the process, and whoever announced that
+waits for it.
 """
 
 from __future__ import annotations
@@ -140,6 +143,7 @@ class ClaimedRequests:
         self._lines: dict[Partition, deque[Outcome]] = {}
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
         self._room = asyncio.Event()
+        self._closed = False
 
     def __contains__(self, part: Partition) -> bool:
         """Whether a partition has a line."""
@@ -158,12 +162,25 @@ class ClaimedRequests:
         line.extend(_outcomes(decoded))
         return True
 
+    async def whole(self, part: Partition, decoded: Decoded) -> Decoded:
+        """Return what a suspect's block becomes once its value is there, or what it is if it is ours no more."""
+        if not any(map(_is_claimed, decoded.failures)):
+            return decoded
+        line = self._lines[part] = deque(_outcomes(decoded))  # of one: suspects come singly
+        try:
+            while line[0].is_claimed and self._is_ours(part):
+                await self._fetch_first(part, line)
+        finally:
+            del self._lines[part]
+        return _decoded(line)
+
     def room_made(self) -> None:
         """Look again whether there is room."""
         self._room.set()
 
     def close(self) -> None:
         """Drop all lines: whoever owns the partitions next reads their records."""
+        self._closed = True
         for task in self._tasks.values():
             task.cancel()
 
@@ -208,7 +225,8 @@ class ClaimedRequests:
         try:
             while not group.done() and self._is_ours(part):
                 await asyncio.wait([group], timeout=LOOK_S)
-            fetched = group.result() if group.done() else ()
+            found = group.result() if group.done() else ()
+            fetched = found if self._is_ours(part) else ()
         finally:
             group.cancel()
             # Whatever became of them: their entries hold what they have, and are counted so.
@@ -251,7 +269,12 @@ class ClaimedRequests:
             )
 
     async def _has_room(self, part: Partition, size: int, *, may_wait: bool) -> bool:
-        """Whether so many bytes may be in flight more; waits for it, or until nothing else will make room."""
+        """Whether so many bytes may be in flight more; waits for it, or until nothing else will make room.
+
+        A suspect's always may: all that could make room may wait for it, and a process has one at a time.
+        """
+        if part not in self._tasks:
+            return True
         limit = self._settings.max_queued_bytes
         while self._is_ours(part):
             total = sum(
@@ -272,7 +295,7 @@ class ClaimedRequests:
         return False
 
     def _is_ours(self, part: Partition) -> bool:
-        return part.active and self._partitions.get(part.tp) is part
+        return not self._closed and part.active and self._partitions.get(part.tp) is part
 
 
 def _is_claimed(failure: Failure) -> bool:

@@ -272,6 +272,8 @@ class Intake:
             elif self._schemas.takes(part, records, decoded):
                 self._pause(source, (part,))
                 return
+        if self._claimed is not None and self._suspects is not None and self._suspects.reads(part):
+            decoded = await self._claimed.whole(part, decoded)
         self._route(source, part, records, decoded)
 
     def _route(

@@ -8,7 +8,8 @@ else of the process executes (`headrace.consumers.alone`). One that was announce
 suspect the line goes on as any block does.
 
 Where that does not help, it may be the reading that ends the process: then each is announced before it is read, too,
-while nothing executes, and taken back behind that. One that ended its process so is neither read nor run any more.
+while nothing executes, and taken back behind that. One that ended its process so is neither read nor run any more. A
+value that lies in a store is fetched and read at the same place, and of one that is given up not at all.
 """
 
 from __future__ import annotations
@@ -147,6 +148,11 @@ class Suspects(Lines[Record]):
     def reading(self, part: Partition) -> AbstractAsyncContextManager[None]:
         """Return what lets records be read: a suspect at once, others while none is announced."""
         return nullcontext() if part in self._trying else self._attempting.alone.others()
+
+    def reads(self, part: Partition) -> bool:
+        """Whether a partition's block is a suspect whose value may be read: also one that lies elsewhere, now."""
+        trying = self._trying.get(part)
+        return trying is not None and trying.deaths < self._settings.max_crashes
 
     def shown(self, part: Partition, records: Sequence[Record]) -> Sequence[Record]:
         """Return what may be decoded of records: of one whose value ended its process, all but the value."""

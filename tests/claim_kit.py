@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from headrace.schemas.claim_check import claim_for, write_claim
 from headrace.schemas.errors import Reason, Unavailable
 from headrace.streams.claim_objects import FsspecObjects
 from headrace.streams.claims import ClaimBounds, Claims
+
+T = TypeVar("T")
 
 KINDS = ("memory", "file")
 HOUR_MS = 3_600_000
@@ -104,3 +110,37 @@ def unreachable(_what: str) -> None:
 def claims(store: FsspecObjects | FaultyObjects, above: int = 1000, **bounds: object) -> Claims:
     """Return a store's claims, with bounds as given."""
     return Claims(store, ClaimBounds(above, **bounds))
+
+
+class TimedCalls:
+    """Calls that take seeded virtual time and no thread.
+
+    Attributes:
+        delays_s: The times, seconds, each as likely as another.
+    """
+
+    delays_s = (0.01, 0.05, 0.3)
+
+    def __init__(self, rng: random.Random) -> None:
+        """Keep where the times come from."""
+        self._rng = rng
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, later."""
+        await asyncio.sleep(self._rng.choice(self.delays_s))
+        return work()
+
+
+class VirtualClaims(Claims):
+    """A store in memory for simulations; no answer is large enough for it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        """Make a new one."""
+        super().__init__(objects("memory", Path()), ClaimBounds(above=1 << 20))
+        self._threads = TimedCalls(rng)  # type: ignore[assignment]  # has what is called
+
+    def keep(self, value: bytes) -> bytes:
+        """Store a value at once; returns its claim's header."""
+        name = uuid.uuid4().hex
+        self._objects.write(name, value)
+        return write_claim(claim_for(f"{self._objects.url}/{name}", value))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from claim_kit import VirtualClaims
 from deadly_kit import DeadlyFleet
 from headrace.consumers.settings import WorkerSettings
 from headrace.repository.repository import Repository
@@ -19,7 +20,7 @@ from headrace.schemas.codec import decode_response, encode_request
 from headrace.schemas.dead_letter import SOURCE
 from headrace.schemas.errors import InferError
 from headrace.schemas.infer import InferRequest
-from headrace.schemas.record import AVRO, BINARY, JSON, PROTOBUF, TP, Out
+from headrace.schemas.record import AVRO, BINARY, CLAIM_CHECK, JSON, PROTOBUF, TP, Out
 from headrace.schemas.tensor import Tensor
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.log import Mode
@@ -63,21 +64,38 @@ class Sent:
     content_type: str = AVRO
     dead_letter: bool = False
     cancelled: bool = False
+    claim: bytes = b""
 
 
 class Traffic:
     """Seeded requests of every kind."""
 
     def __init__(
-        self, rng: random.Random, *, deadly: float = 0.0, unreadable: float = 0.0
+        self,
+        rng: random.Random,
+        *,
+        deadly: float = 0.0,
+        unreadable: float = 0.0,
+        claimed: float = 0.0,
+        claims: VirtualClaims | None = None,
     ) -> None:
         self._rng = rng
         self._deadly = deadly
         self._unreadable = unreadable
+        self._claimed = claimed
+        self._claims = claims
         self._ids = itertools.count(1)
 
     def record(self, now_ms: int) -> tuple[Out, Sent]:
         """Make one record and say what must come back."""
+        out, sent = self._whole(now_ms)
+        if self._claims is not None and out.value and self._rng.random() < self._claimed:
+            sent.claim = self._claims.keep(out.value)
+            headers = [*out.headers, (CLAIM_CHECK, sent.claim)]
+            out = Out(out.topic, out.partition, out.key, None, headers)
+        return out, sent
+
+    def _whole(self, now_ms: int) -> tuple[Out, Sent]:
         partition = self._rng.randrange(TOPOLOGY.partitions)
         if self._unreadable and self._rng.random() < self._unreadable:
             sent = Sent("INTERNAL", "worker_crashed", dead_letter=True)
@@ -162,7 +180,9 @@ async def storm(
     settings: WorkerSettings = SETTINGS,
     deadly: float = 0.0,
     unreadable: float = 0.0,
+    claimed: float = 0.0,
     seconds: float = 2.0,
+    within_s: float = 120.0,
     made: list[Fleet] | None = None,
 ) -> CheckedLog:
     """Run one seeded simulation to its end and check everything; returns the log for more.
@@ -178,7 +198,9 @@ async def storm(
         settings: Of every worker.
         deadly: So many of the records, on average, end their worker.
         unreadable: So many do while they are read.
+        claimed: So many have their values in a store.
         seconds: Within which all is sent, and fails.
+        within_s: Seconds behind that, within which all is answered and committed.
         made: Where to put the fleet, for more.
     """
     rng = random.Random(seed)
@@ -188,7 +210,10 @@ async def storm(
     assert not models.load()
     interval_s = 0.1 if mode is Mode.AT_LEAST_ONCE else rng.choice((0.0, 0.02, 0.1))
     settings = replace(settings, delivery=mode, transaction_interval_s=interval_s)
-    fleet: Fleet = DeadlyFleet(log, models, rng, settings=settings, is_deadly=is_deadly)
+    claims = VirtualClaims(rng) if claimed else None
+    fleet: Fleet = DeadlyFleet(
+        log, models, rng, settings=settings, is_deadly=is_deadly, claims=claims
+    )
     if made is not None:
         made.append(fleet)
     sent: dict[str, Sent] = {}
@@ -198,7 +223,9 @@ async def storm(
             await fleet.start()
         moments = sorted(rng.uniform(0, seconds) for _ in range(records))
         troubles = sorted(rng.uniform(0.1, seconds) for _ in range(faults))
-        traffic = Traffic(rng, deadly=deadly, unreadable=unreadable)
+        traffic = Traffic(
+            rng, deadly=deadly, unreadable=unreadable, claimed=claimed, claims=claims
+        )
         begun = asyncio.get_running_loop().time()
         for moment in sorted([*moments, *troubles]):
             await asyncio.sleep(max(0.0, begun + moment - asyncio.get_running_loop().time()))
@@ -206,9 +233,7 @@ async def storm(
                 await strike(rng.choice(faults_of), log, fleet)
             elif moment not in troubles:
                 _send(log, traffic, sent, rng)
-        await all_answered(
-            log, fleet, sent.keys(), within_s=1000.0 if deadly or unreadable else 120.0
-        )
+        await all_answered(log, fleet, sent.keys(), within_s=within_s)
         await fleet.stop()
         models.close()
     check(log, sent, mode)
@@ -238,11 +263,12 @@ def _send(log: CheckedLog, traffic: Traffic, sent: dict[str, Sent], rng: random.
 def check(log: CheckedLog, sent: Mapping[str, Sent], mode: Mode = Mode.AT_LEAST_ONCE) -> None:
     """Check each answer's place, status, values and number, in exactly_once in the committed view."""
     letters = [
-        dict(record.headers)[SOURCE].decode()
+        (named[SOURCE].decode(), named.get(CLAIM_CHECK, b""))
         for partition in range(TOPOLOGY.partitions)
         for record in log.records(TOPOLOGY.dead_letters, partition, committed=True)
+        for named in [dict(record.headers)]
     ]
-    due = {source for source, expected in sent.items() if expected.dead_letter}
+    due = {(source, expected.claim) for source, expected in sent.items() if expected.dead_letter}
     assert set(letters) == due, f"dead letters of others, or none: {due ^ set(letters)}"
     assert log.answers.keys() <= sent.keys(), "orphaned"
     if mode is Mode.EXACTLY_ONCE:

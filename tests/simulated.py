@@ -17,6 +17,7 @@ from headrace.consumers.service import Worker
 from headrace.consumers.settings import Clock, WorkerSettings
 from headrace.repository.repository import Repository
 from headrace.schemas.record import TP, Headers, Out
+from headrace.streams.claims import Claims
 from headrace.streams.log import Position
 from headrace.streams.memory import MemoryLog
 from headrace.streams.memory_group import MemoryGroup
@@ -186,6 +187,7 @@ class Fleet:
         topology: Topology = TOPOLOGY,
         settings: WorkerSettings = SETTINGS,
         pool: type[SimulatedPool] = SimulatedPool,
+        claims: Claims | None = None,
     ) -> None:
         (self.model,) = repository.models
         self.topology = topology
@@ -194,6 +196,7 @@ class Fleet:
         self._rng = rng
         self._settings = settings
         self._pool = pool
+        self._claims = claims
         self._numbers = itertools.count(1)
         self.running: dict[str, tuple[Worker, asyncio.Event, asyncio.Task[None]]] = {}
         self._crashed: list[asyncio.Task[None]] = []
@@ -211,6 +214,7 @@ class Fleet:
             replace(self._settings, worker_id=name),
             clock=clock,
             pool=self.pool_of(name),
+            claims=self._claims,
         )
         stop = asyncio.Event()
 

@@ -15,6 +15,9 @@ from deadly_kit import DeadlyFleet, DeadlyReading
 from echo_storm import CONFIG, UNREADABLE, storm
 from headrace.consumers.alone import Alone
 from headrace.consumers.attempts import Mark
+from headrace.consumers.claimed_requests import ClaimedRequests
+from headrace.consumers.partition import Partition
+from headrace.schemas.requests import Decoded
 from headrace.streams.log import Mode
 from sequence_storm import play as play_sequences
 from sequence_traffic import Repositories
@@ -46,7 +49,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repositor
 
 def play(seed: int, repository: Path, *, mode: Mode, **how: object) -> DeadlyFleet:
     """Run one seed, with some deadly records; the seed stands in front of whatever went wrong."""
-    more = {"faults": 0, "deadly": 0.03, "mode": mode, "made": [], **how}
+    more = {"faults": 0, "deadly": 0.03, "within_s": 1000.0, "mode": mode, "made": [], **how}
     made: list[Fleet] = more["made"]
     try:
         run_virtual(storm(seed, repository, **more))  # type: ignore[arg-type]  # keyword arguments of storm
@@ -97,6 +100,28 @@ def test_P14_records_that_cannot_be_read_are_quarantined_unread(
             play(seed, repository, mode=mode, made=reading.fleets, **how)
             counts = reading.alone.values()
             assert faults or all(count >= SETTINGS.max_crashes for count in counts), seed
+
+
+def play_claimed(seed: int, repository: Path, *, mode: Mode, **how: object) -> DeadlyReading:
+    """Run one seed where the values of many records are in a store, also some that cannot be read."""
+    with pytest.MonkeyPatch.context() as planted:
+        reading = DeadlyReading(planted, UNREADABLE)
+        more = {"deadly": 0.01, "unreadable": 0.04, "claimed": 0.5, "made": reading.fleets, **how}
+        play(seed, repository, mode=mode, **more)
+    return reading
+
+
+@MODES
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_P14_nor_are_those_whose_values_are_in_a_store(
+    chunk: int, mode: Mode, repository: Path
+) -> None:
+    """Whoever dies of one has fetched it: the next ones do so while it is announced, the last one does not at all."""
+    for seed in range(30_000 + chunk * CHUNK, 30_000 + (chunk + 1) * CHUNK):
+        faults = seed % 3
+        reading = play_claimed(seed, repository, mode=mode, faults=faults)
+        counts = reading.alone.values()
+        assert faults or all(count >= SETTINGS.max_crashes for count in counts), seed
 
 
 @MODES
@@ -154,6 +179,25 @@ def test_P14_unannounced_a_deadly_record_is_run_for_ever(
         return play(seed, repository, mode=Mode.AT_LEAST_ONCE, records=30)
 
     monkeypatch.setattr(Mark, "announce", lambda *_: None)
+    seed = rule_kit.first_broken(run, "unanswered", seeds=20)
+    monkeypatch.undo()
+    rule_kit.hold(run, seed)
+
+
+def test_P14_a_value_that_is_fetched_behind_its_announcement_is_fetched_for_ever(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its partition's line it would be read when nobody says so any more."""
+
+    def run(seed: int) -> object:
+        how = {"faults": 0, "records": 15, "within_s": 60.0}
+        return play_claimed(seed, repository, mode=Mode.AT_LEAST_ONCE, deadly=0.0, **how)
+
+    async def later(claimed: ClaimedRequests, part: Partition, decoded: Decoded) -> Decoded:
+        del claimed, part
+        return decoded
+
+    monkeypatch.setattr(ClaimedRequests, "whole", later)
     seed = rule_kit.first_broken(run, "unanswered", seeds=20)
     monkeypatch.undo()
     rule_kit.hold(run, seed)

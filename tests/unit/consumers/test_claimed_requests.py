@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
-from claim_kit import claims, objects
+from claim_kit import FaultyObjects, claims, objects
 from headrace.consumers.claimed_requests import ClaimDecoder, ClaimedRequests
 from headrace.consumers.ledger import OffsetLedger
 from headrace.consumers.partition import Partition
@@ -49,6 +50,10 @@ def partition(tp: TP) -> Partition:
     return part
 
 
+def wait(for_what: threading.Event) -> None:
+    assert for_what.wait(10.0)
+
+
 class Lines:
     """The lines of two partitions, and what they let through."""
 
@@ -74,10 +79,14 @@ class Lines:
 
     def offer(self, *records: PlainRecord) -> bool:
         """Bring a block, as intake does."""
+        return self.lines.takes(self.parts[A], self.admit(*records))
+
+    def admit(self, *records: PlainRecord) -> Decoded:
+        """Count and decode a block."""
         part = self.parts[A]
         part.in_flight += len(records)
         part.in_flight_bytes += sum(len(record.value or b"") for record in records)
-        return self.lines.takes(part, self.decoder.decode(A, 1, records))
+        return self.decoder.decode(A, 1, records)
 
 
 async def test_B95_a_block_that_comes_while_a_line_waits_for_room_keeps_its_place(tmp_path: Path):
@@ -117,3 +126,46 @@ async def test_B95_what_is_in_a_transaction_takes_no_room_of_a_claimed_value(
     await until(lambda: all_of.parts[A] not in lines)
     assert all_of.taken == [0]
     assert other.in_flight_bytes == (0 if counts_settling else ROOM)
+
+
+async def test_P14_a_suspects_value_is_fetched_where_nothing_else_could_make_room(tmp_path: Path):
+    """All else may be waiting for the suspect. What it has now is counted, and its line is gone."""
+    kept = claims(objects("memory", tmp_path))
+    all_of = Lines(kept)
+    lines, part = all_of.lines, all_of.parts[A]
+    all_of.parts[B].in_flight_bytes = ROOM
+    decoded = all_of.admit(await claimed(kept, 0))
+    whole = await asyncio.wait_for(lines.whole(part, decoded), 10.0)
+    assert not whole.failures
+    (entry,) = whole.by_version[1]
+    assert part.in_flight_bytes == len(entry.record.value) > 0
+    assert part not in lines
+    assert not lines.takes(part, whole)
+
+
+@pytest.mark.parametrize("how", ["lost", "closed"])
+async def test_P14_a_suspect_that_is_ours_no_more_is_left_as_it_was(tmp_path: Path, how: str):
+    """Its partition goes, or the worker drains, while its value is fetched: nothing of it is counted any more."""
+    let_go = threading.Event()
+    kept = claims(FaultyObjects(objects("memory", tmp_path), lambda _: wait(let_go)))
+    let_go.set()
+    record = await claimed(kept, 0)
+    let_go.clear()
+    all_of = Lines(kept)
+    lines, part = all_of.lines, all_of.parts[A]
+    decoded = all_of.admit(record)
+    fetching = asyncio.create_task(lines.whole(part, decoded))
+    await until(lambda: part.in_flight_bytes > 0)
+    assert part in lines
+    try:
+        if how == "closed":
+            lines.close()
+        else:
+            part.active = False
+        left = await asyncio.wait_for(fetching, 5.0)
+    finally:
+        let_go.set()
+    assert left.failures == decoded.failures
+    assert not left.by_version
+    assert (part.in_flight, part.in_flight_bytes) == (1, 0)
+    assert part not in lines
