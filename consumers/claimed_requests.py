@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from headrace.repository.models import LoadedModel
 from headrace.schemas.batch import Entry
 from headrace.schemas.claim_check import Claim, ResolvedRecord, claim_of
 from headrace.schemas.errors import DeadlineExceeded, InferError, Reason
-from headrace.schemas.record import TP
+from headrace.schemas.record import TP, Record
 from headrace.schemas.requests import Decoded, Failure, RequestDecoder
 from headrace.streams.claims import Claims
 
@@ -114,6 +115,7 @@ class ClaimedRequests:
         *,
         settings: WorkerSettings,
         clock: Clock,
+        read: Callable[[Partition, Sequence[Record]], Awaitable[Decoded]],
         take: Take,
         ended: Callable[[], None],
         sequences: bool,
@@ -126,6 +128,7 @@ class ClaimedRequests:
             partitions: Those that are ours.
             settings: Bounds.
             clock: Time.
+            read: Decodes records, once that may begin.
             take: Admits what a line has ready.
             ended: Called when a line has ended: its partition may be resumed.
             sequences: Records are steps of sequences, which no deadline skips (DELIVERY P-15).
@@ -136,6 +139,7 @@ class ClaimedRequests:
         self._partitions = partitions
         self._settings = settings
         self._clock = clock
+        self._read = read
         self._take = take
         self._line_ended = ended
         self._sequences = sequences
@@ -219,7 +223,7 @@ class ClaimedRequests:
             part.in_flight_bytes += size  # counted as taken before it is asked for
             claims.append(claim)
         group = asyncio.gather(
-            *(self._fetched(outcome, c) for outcome, c in zip(line, claims, strict=False))
+            *(self._fetched(part, outcome, c) for outcome, c in zip(line, claims, strict=False))
         )
         fetched: Sequence[Outcome] = ()
         try:
@@ -235,7 +239,7 @@ class ClaimedRequests:
             part.in_flight_bytes += outcome.size - line.popleft().size
         line.extendleft(reversed(fetched))
 
-    async def _fetched(self, outcome: Outcome, claim: Claim | None) -> Outcome:
+    async def _fetched(self, part: Partition, outcome: Outcome, claim: Claim | None) -> Outcome:
         """Return what a claimed request became: an entry, or the failure to get its value."""
         entry = outcome.entry
         try:
@@ -246,17 +250,10 @@ class ClaimedRequests:
         except InferError as error:
             dead = error.reason not in (Reason.TOO_LARGE, Reason.DEADLINE_PASSED)
             return Outcome(entry, 0, Failure(entry, error, dead_letter=dead))
-        records = (ResolvedRecord(entry.record, value),)
-
-        async def decode() -> Decoded:
-            decode = self._decoder.decode
-            if len(value) > self._settings.max_inline_bytes:
-                return await asyncio.to_thread(decode, entry.tp, entry.epoch, records)
-            return decode(entry.tp, entry.epoch, records)
-
-        decoded = await decode()
+        read = partial(self._read, part, (ResolvedRecord(entry.record, value),))
+        decoded = await read()
         if self._decoder.schemas is not None:
-            decoded = await self._decoder.schemas.whole(decoded, decode)
+            decoded = await self._decoder.schemas.whole(decoded, read)
         return _outcomes(decoded)[0]
 
     def _check_deadline(self, entry: Entry) -> None:

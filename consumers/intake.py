@@ -126,6 +126,7 @@ class Intake:
                 self._partitions,
                 settings=self._settings,
                 clock=self._clock,
+                read=self._reading.read_again,
                 take=partial(self._take, source),
                 ended=ended,
                 sequences=self._sequences,

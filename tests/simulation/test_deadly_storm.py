@@ -6,7 +6,7 @@ Workers die as by SIGKILL, whatever else they were at, and a supervisor starts o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from headrace.consumers.alone import Alone
 from headrace.consumers.attempts import Mark
 from headrace.consumers.claimed_requests import ClaimedRequests
 from headrace.consumers.partition import Partition
+from headrace.consumers.reading import Reading
+from headrace.schemas.record import Record
 from headrace.schemas.requests import Decoded
 from headrace.streams.log import Mode
 from sequence_storm import play as play_sequences
@@ -199,5 +201,23 @@ def test_P14_a_value_that_is_fetched_behind_its_announcement_is_fetched_for_ever
 
     monkeypatch.setattr(ClaimedRequests, "whole", later)
     seed = rule_kit.first_broken(run, "unanswered", seeds=20)
+    monkeypatch.undo()
+    rule_kit.hold(run, seed)
+
+
+def test_P14_values_that_are_read_beside_a_suspect_cost_it_its_life(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was fetched elsewhere is read when no suspect is announced: else somebody else is quarantined."""
+
+    def run(seed: int) -> object:
+        how = {"faults": 0, "records": 50, "deadly": 0.0, "unreadable": 0.2, "claimed": 0.9}
+        return play_claimed(seed, repository, mode=Mode.AT_LEAST_ONCE, **how)
+
+    async def at_once(reading: Reading, part: Partition, records: Sequence[Record]) -> Decoded:
+        return reading._decoder.decode(part.tp, part.epoch, records)
+
+    monkeypatch.setattr(Reading, "read_again", at_once)
+    seed = rule_kit.first_broken(run, "dead letters of others", seeds=40)
     monkeypatch.undo()
     rule_kit.hold(run, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from headrace.schemas.claim_check import write_claim
 from headrace.schemas.codec import encode_request
 from headrace.schemas.headers import RequestOptions
 from headrace.schemas.infer import InferRequest
-from headrace.schemas.record import AVRO, TP
+from headrace.schemas.record import AVRO, TP, Record
 from headrace.schemas.requests import Decoded, RequestDecoder
 from headrace.schemas.tensor import Datatype, Tensor
 from headrace.streams.claims import Claims
@@ -60,17 +61,23 @@ class Lines:
     def __init__(self, kept: Claims, *, counts_settling: bool = True) -> None:
         self.parts = {tp: partition(tp) for tp in (A, B)}
         self.taken: list[int] = []
+        self.meanwhile: Callable[[], None] = lambda: None
         self.decoder = ClaimDecoder(RequestDecoder({1: make_signature()}, model_name="echo"), kept)
         self.lines = ClaimedRequests(
             self.decoder,
             self.parts,
             settings=WorkerSettings("w", max_queued_bytes=ROOM),
             clock=Clock(),
+            read=self.read,
             take=self.take,
             ended=lambda: None,
             sequences=False,
             counts_settling=counts_settling,
         )
+
+    async def read(self, part: Partition, records: Sequence[Record]) -> Decoded:
+        self.meanwhile()
+        return self.decoder.decode(part.tp, part.epoch, records)
 
     def take(self, part: Partition, decoded: Decoded) -> None:
         assert part is self.parts[A]
@@ -143,7 +150,7 @@ async def test_P14_a_suspects_value_is_fetched_where_nothing_else_could_make_roo
     assert not lines.takes(part, whole)
 
 
-@pytest.mark.parametrize("how", ["lost", "closed"])
+@pytest.mark.parametrize("how", ["lost", "closed", "lost behind its last byte"])
 async def test_P14_a_suspect_that_is_ours_no_more_is_left_as_it_was(tmp_path: Path, how: str):
     """Its partition goes, or the worker drains, while its value is fetched: nothing of it is counted any more."""
     let_go = threading.Event()
@@ -160,8 +167,11 @@ async def test_P14_a_suspect_that_is_ours_no_more_is_left_as_it_was(tmp_path: Pa
     try:
         if how == "closed":
             lines.close()
-        else:
+        elif how == "lost":
             part.active = False
+        else:
+            all_of.meanwhile = lambda: setattr(part, "active", False)
+            let_go.set()
         left = await asyncio.wait_for(fetching, 5.0)
     finally:
         let_go.set()
