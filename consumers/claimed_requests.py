@@ -225,6 +225,8 @@ class ClaimedRequests:
         group = asyncio.gather(
             *(self._fetched(part, outcome, c) for outcome, c in zip(line, claims, strict=False))
         )
+        # Who loses its partition, or is cancelled, asks for no result.
+        group.add_done_callback(lambda group: group.exception())
         fetched: Sequence[Outcome] = ()
         try:
             while not group.done() and self._is_ours(part):
