@@ -181,6 +181,14 @@ class Cluster:
         self._processes[node].wait(PATIENCE_S)
         self._processes.pop(node).stdin.close()
 
+    def ended(self) -> list[int]:
+        """Return the nodes that have ended by themselves since the last call; `start` starts them again."""
+        ended = [node for node, process in self._processes.items() if process.poll() is not None]
+        for node in ended:
+            self._paused.discard(node)
+            self._processes.pop(node).stdin.close()
+        return ended
+
     def restart(self, node: int) -> None:
         """Stop a node if it runs, and start it again."""
         if node in self._processes:

@@ -7,6 +7,7 @@ asks for is found again by the id that it carries, so that what was accepted is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ CALL_TIMEOUT_S = 8.0
 """How long a caller lets the gateway wait for the answer."""
 CALL_PATIENCE_S = 3 * CALL_TIMEOUT_S
 """After so long a call has hung: the gateway owed its caller a 504 long ago."""
+STOP_S = 30.0
+"""How long the producer may take to end."""
 MAX_CALLS = 256
 """Calls that are open at a time; more are not begun."""
 CHEAP_TO_WAIT_BYTES = 1 << 20
@@ -116,7 +119,9 @@ class Load:
         await asyncio.gather(*self._open_calls, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
-        await self._producer.stop()
+        # An idempotent producer never gives up what it has, and there may be no broker any more.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._producer.stop(), STOP_S)
 
     async def run(self, stop: asyncio.Event, *, calls: bool) -> None:
         """Send until told to stop, then end every sequence and wait for all acknowledgements and calls."""

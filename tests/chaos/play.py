@@ -16,8 +16,12 @@ from cluster import Cluster
 from headrace.streams.log import Mode
 
 DISK_NODE = 3
-QUICK = "broker.session.timeout.ms=3000\nbroker.heartbeat.interval.ms=500"
-"""Another broker leads sooner than with the cluster's own settings, which keeps the short form short."""
+QUICK = """broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+log.segment.delete.delay.ms=1000
+"""
+"""Another broker leads sooner than with the cluster's own settings, which keeps the short form short; a scene's topics
+leave the small disk soon."""
 
 
 class Played:

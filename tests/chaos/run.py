@@ -70,6 +70,8 @@ class Long:
                     errors.print(f"{fault.name} is passed over: {self.disk}", markup=False)
                     continue
                 figures = asyncio.run(self._play(mode, fault))
+                if ended := self.cluster.ended():
+                    figures.failure = f"brokers {ended} ended by themselves. {figures.failure}"
                 verdict = "; ".join(figures.broken()) or "kept"
                 self.bar.console.print(f"{mode} {fault.name}: {verdict}", markup=False)
                 yield figures

@@ -8,11 +8,14 @@ reach the brokers through proxies. Faults are injected into it by `chaos.faults`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Self
 
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 from chaos.disk import Disk
 from chaos.load import Load, Outcome
 from chaos.tap import Tap
@@ -36,6 +39,8 @@ NAMES = ("w1", "w2", "w3")
 PARTITIONS = 6
 RECOVER_S = 60.0
 """Within so long after a fault everything that was asked until then must be answered: else it hangs."""
+DELETE_S = 30.0
+"""How long the brokers may take to take note that a scene's topics go."""
 CLIENT = {
     "session.timeout.ms": "6000",
     "heartbeat.interval.ms": "500",
@@ -129,8 +134,19 @@ class Scene:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End everything; brokers stay."""
+        """End everything; brokers stay, and are rid of the topics: many scenes would fill the small disk."""
         await self._stack.aclose()
+        with contextlib.suppress(KafkaError, TimeoutError):  # there may be no broker to ask
+            async with asyncio.timeout(DELETE_S):
+                admin = AIOKafkaAdminClient(bootstrap_servers=self.cluster.bootstrap)
+                try:
+                    await admin.start()
+                    names = await admin.list_topics()
+                    await admin.delete_topics(
+                        [name for name in names if name.startswith(f"{self.topology.prefix}.")]
+                    )
+                finally:
+                    await admin.close()
 
     def _options(self) -> Sequence[str]:
         options = ("--partitions", str(self.topology.partitions), "--commit-interval-ms", "100")
