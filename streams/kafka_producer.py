@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 from aiokafka import AIOKafkaProducer
@@ -46,6 +47,7 @@ class KafkaProducer:
         self._is_killed = False
         self._is_closed = False
         self._abandoned: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Connect, once; again where a producer was stuck."""
@@ -118,7 +120,37 @@ class KafkaProducer:
             ) as exc:  # the latter where its transaction has failed
                 await self._settle(futures)
                 raise self._refused(exc, topic, partition) from exc
+        self._drain(producer)
         return futures
+
+    def _drain(self, producer: AIOKafkaProducer) -> None:
+        """Begin with the requests for what is queued, as the sender does when it hears of it.
+
+        It does four turns of the loop later, and a turn is milliseconds in a busy gateway.
+        """
+        sender, queued = producer._sender, producer._message_accumulator  # noqa: SLF001  # no public way
+        if producer is not self._producer or self._is_killed:
+            queued._wakeup(queued._waiter_future)  # noqa: SLF001  # what is left is the sender's
+            return
+        if sender._txn_manager is not None:  # noqa: SLF001  # idem
+            return  # it may have to ask for its producer id first
+        batches, _ = queued.drain_by_nodes(
+            ignore_nodes=sender._in_flight,  # noqa: SLF001  # idem
+            muted_partitions=sender._muted_partitions,  # noqa: SLF001  # idem
+        )
+        for node, found in batches.items():
+            sender._in_flight.add(node)  # noqa: SLF001  # idem
+            sender._muted_partitions.update(found)  # noqa: SLF001  # idem
+            request = asyncio.create_task(sender._send_produce_req(node, found))  # noqa: SLF001  # idem
+            self._requests.add(request)
+            request.add_done_callback(partial(self._sent, producer))
+
+    def _sent(self, producer: AIOKafkaProducer, request: asyncio.Task[None]) -> None:
+        self._requests.discard(request)
+        if not request.cancelled() and request.exception() is not None:
+            producer._sender._fail_all(request)  # noqa: SLF001  # a bug ends the sender, too
+            self._abandon(producer)
+        self._drain(producer)
 
     async def acknowledged(
         self, batches: Sequence[TargetBatch], futures: Sequence[asyncio.Future[object]]
@@ -155,6 +187,7 @@ class KafkaProducer:
         except KafkaError as exc:
             await self._settle(futures)
             raise self._refused(exc, topic, partition) from exc
+        self._drain(producer)
         for out, failure in zip(outs, await self._settle(futures), strict=True):
             if failure is not None:
                 raise self._refused(failure, out.topic, out.partition) from failure
@@ -188,17 +221,22 @@ class KafkaProducer:
         """Send nothing more, as if the process were gone; `close` follows."""
         self._is_killed = True
         if self._producer is not None:
-            self._producer._sender.sender_task.cancel()  # noqa: SLF001  # stop() would send what is queued
+            self._cancel(self._producer)
 
     def _abandon(self, producer: AIOKafkaProducer | None) -> None:
         """Let the next publish have a producer of its own: one whose sender is stuck stays so (FAULTS B7)."""
         if self._producer is None or producer is not self._producer:
             return
         self._producer = None
-        producer._sender.sender_task.cancel()  # noqa: SLF001  # as in `kill`
+        self._cancel(producer)
         closing = asyncio.create_task(self._close_killed(producer))
         self._abandoned.add(closing)
         closing.add_done_callback(self._abandoned.discard)
+
+    def _cancel(self, producer: AIOKafkaProducer) -> None:
+        """Let a producer send nothing more; stop() would send what is queued."""
+        for task in (producer._sender.sender_task, *self._requests):  # noqa: SLF001  # no public way
+            task.cancel()
 
     async def _close_killed(self, producer: AIOKafkaProducer) -> None:
         """Close without a word to the brokers; what is queued fails nowhere, nobody waits for it."""

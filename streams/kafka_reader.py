@@ -14,7 +14,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP, Record
 from headrace.streams.kafka_client import bounded, stop_consumer, tame, translated
-from headrace.streams.kafka_fetcher import UNKNOWN, position
+from headrace.streams.kafka_fetcher import UNKNOWN, position, take
 from headrace.streams.kafka_offsets import end_offsets
 from headrace.streams.kafka_properties import KafkaSettings
 from headrace.streams.kafka_rights import Operation, topics_rights
@@ -167,19 +167,15 @@ class KafkaReader:
         self._close_read()
         return blocks
 
-    async def _fetch(
-        self, max_records: int, timeout_s: float
-    ) -> Mapping[TopicPartition, Sequence[Record]]:
+    async def _fetch(self, max_records: int, timeout_s: float) -> Mapping[TP, Sequence[Record]]:
         """Wait for records, or until the last span is at its end: by aborted records, markers, or holes (B24)."""
         consumer = self._running()
         deadline = asyncio.get_running_loop().time() + timeout_s
         ends = all(span.end is not None for span in self._spans.values())
         while True:
             left = max(deadline - asyncio.get_running_loop().time(), 0.0)
-            fetched: Mapping[TopicPartition, Sequence[Record]]
-            fetched = await consumer._fetcher.fetched_records(  # noqa: SLF001  # see `kafka_fetcher`
-                self._open, min(left, LOOK_S) if ends else left, max_records
-            )
+            wait_s = min(left, LOOK_S) if ends else left
+            fetched = await take(consumer._fetcher, self._open, max_records, wait_s)  # noqa: SLF001  # as there
             if fetched or not ends or left <= LOOK_S or self.done():
                 return fetched
 

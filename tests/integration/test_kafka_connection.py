@@ -10,6 +10,7 @@ import time
 import brokers
 import pytest
 import uvloop
+from aiokafka import TopicPartition
 from aiokafka.conn import AIOKafkaConnection, create_conn
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
@@ -325,8 +326,8 @@ async def test_B7_a_producer_whose_sender_is_stuck_is_replaced(kafka_properties,
         await log.ensure([TopicSpec(name, 1)])
         await publisher.publish([Out(name, 0, None, b"before")])
         stuck = publisher._producer.running()
-        stuck._sender.sender_task.cancel()
-        await asyncio.wait({stuck._sender.sender_task})
+        leader = stuck.client.cluster.leader_for_partition(TopicPartition(name, 0))
+        stuck._sender._in_flight.add(leader)  # a request that never ends
         with pytest.raises(LogError, match="no acknowledgement") as failed:
             await publisher.publish([Out(name, 0, None, b"during")])
         assert failed.value.retriable
@@ -340,3 +341,32 @@ async def test_B7_a_producer_whose_sender_is_stuck_is_replaced(kafka_properties,
         assert not any(conn.connected() for conn in stuck.client._conns.values())
     with pytest.raises(LogError, match="closed"):
         await publisher.publish([Out(name, 0, None, b"too late")])
+
+
+async def test_B93_a_request_begins_in_the_turn_in_which_it_is_published(kafka_properties, unique):
+    """A turn is milliseconds where much else is to be done; what comes meanwhile is in the next request."""
+    name = unique("prompt")
+    async with KafkaLog(kafka_properties) as log, log.publisher() as publisher:
+        await log.ensure([TopicSpec(name, 1)])
+        await publisher.publish([Out(name, 0, None, b"first")])
+        producer = publisher._producer
+        tasks = []
+        for n in range(3):
+            batches = await producer.batches([Out(name, 0, None, b"%d" % n)])
+            sending = asyncio.create_task(producer.send(batches))
+            await asyncio.sleep(0)
+            assert len(producer._requests) == 1
+            tasks.append(sending)
+        for futures in await asyncio.gather(*tasks):
+            await asyncio.wait(futures)
+        closing = asyncio.create_task(publisher.publish([Out(name, 0, None, b"last")]))
+        await asyncio.sleep(0)
+        await producer.close()  # what is under way, and what waits behind it, still goes out
+        await closing
+    async with KafkaLog(kafka_properties) as log:
+        async with log.reader({TP(name, 0): Span(EARLIEST, LATEST)}) as reader:
+            values = []
+            while not reader.done():
+                for block in await reader.poll(10, PATIENCE_S):
+                    values += [record.value for record in block.records]
+        assert values == [b"first", b"0", b"1", b"2", b"last"]
