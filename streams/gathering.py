@@ -19,10 +19,14 @@ ENOUGH_SHARE = 0.8
 """So is a record of nearly each call that was open at once lately: their callers wait."""
 
 FORGETS = 8
-"""Each publish forgets one part in so many of how many calls were open at once."""
+"""Each publish forgets one part in so many of how many calls were open at once, and of how close together they came."""
 
 LOOK_S = 0.0015
-"""How often it is looked whether more have come, seconds."""
+"""How often it is looked whether more have come, seconds, where they come close together."""
+
+GAPS = 3
+"""Else it is looked after so many of the usual gaps between two: where callers and machine are slow, a look that is too
+early finds none, publishes what is there, and makes all of them slower still."""
 
 
 class Gathering:
@@ -40,6 +44,8 @@ class Gathering:
         self._peak = 0.0
         self._until_s = 0.0
         self._seen = 0
+        self._gap_s = 0.0
+        self._published_s = -1.0
 
     def is_enough(self, count: int) -> bool:
         """Whether these many records go out at once."""
@@ -54,15 +60,23 @@ class Gathering:
         """Take note that records begin to gather; returns when to look again, by the same clock."""
         self._until_s = now_s + self._gather_s
         self._seen = count
-        return min(now_s + LOOK_S, self._until_s)
+        return min(now_s + self._look_s(), self._until_s)
 
     def look(self, count: int, now_s: float) -> float | None:
         """Return when to look again whether more have come; None where none have, or it takes too long."""
         if count <= self._seen or now_s >= self._until_s:
             return None
         self._seen = count
-        return min(now_s + LOOK_S, self._until_s)
+        return min(now_s + self._look_s(), self._until_s)
 
-    def published(self) -> None:
-        """Take note that what had gathered has gone out."""
+    def published(self, count: int, now_s: float) -> None:
+        """Take note that so many records, which had gathered, have gone out."""
         self._peak -= self._peak / FORGETS
+        if self._published_s >= 0.0:
+            self._gap_s += ((now_s - self._published_s) / count - self._gap_s) / FORGETS
+        self._published_s = now_s
+
+    def _look_s(self) -> float:
+        """Return how long to wait for a further record; where hardly one would come in all of the time, a moment."""
+        usual_s = GAPS * self._gap_s
+        return usual_s if LOOK_S < usual_s <= self._gather_s else LOOK_S

@@ -135,7 +135,7 @@ class Outbox:
         if not batch:
             return
         self.turn += 1
-        self._gathering.published()
+        self._gathering.published(len(batch), asyncio.get_running_loop().time())
         self._running += 1
         self._group.create_task(self._publish(batch))
 

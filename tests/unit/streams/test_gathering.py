@@ -5,6 +5,7 @@ from headrace.streams.gathering import (
     ENOUGH,
     ENOUGH_SHARE,
     FEW_CALLS,
+    GAPS,
     LOOK_S,
     Gathering,
 )
@@ -64,6 +65,29 @@ def test_B93_many_calls_are_forgotten_once_they_are_gone():
     calls.count = 1
     waited = 0
     while not gathering.is_enough(1):
-        gathering.published()
+        gathering.published(1, float(waited))
         waited += 1
     assert waited < 20
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "look_s"),
+    [
+        (0.0001, LOOK_S),
+        (0.002, GAPS * 0.002),
+        (0.0049, GAPS * 0.0049),
+        (0.0051, LOOK_S),
+        (0.5, LOOK_S),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 3, 32])
+def test_B93_it_looks_after_a_few_usual_gaps_unless_they_are_as_long_as_the_bound(
+    gap_s, look_s, count
+):
+    gathering = Gathering(GATHER_S, Calls(100))
+    now_s = 7.0
+    for _ in range(100):
+        gathering.published(count, now_s)
+        now_s += count * gap_s
+    assert gathering.begin(1, now_s) - now_s == pytest.approx(look_s, rel=0.01)
+    assert gathering.look(2, now_s) - now_s == pytest.approx(look_s, rel=0.01)
