@@ -72,6 +72,7 @@ class Committer:
         self._interval_s = interval_s
         self._pending: dict[TP, Position] = {}
         self._taken: Mapping[TP, Position] = {}  # by the flush that runs
+        self._latest: dict[TP, Position] = {}  # committed or not
         self._fenced: dict[TP, int] = {}
         self._released: dict[TP, int] = {}
         self._error: LogError | None = None
@@ -109,10 +110,10 @@ class Committer:
         outcome = self.outcome(owner, position)
         if outcome is Outcome.FENCED:
             return outcome
-        before = self._pending.get(owner)
-        # Settles of one owner may come back in another order than they were called in.
+        before = self._latest.get(owner)
+        # Settles of one owner may come back in another order than they were called in, also behind a commit.
         if before is None or before.epoch != position.epoch or before.offset <= position.offset:
-            self._pending[owner] = position
+            self._latest[owner] = self._pending[owner] = position
             if self._cover is not None:
                 self._cover.settled(owner, position)
         return outcome
@@ -177,6 +178,7 @@ class Committer:
                 await self.flush()
         finally:
             self._pending.pop(owner, None)
+            self._latest.pop(owner, None)
 
     async def _save(self, cover: Cover, due: dict[TP, Position]) -> None:
         """Publish the snapshots that these positions need, all owners' in common rounds of bounded size.

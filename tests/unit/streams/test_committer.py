@@ -220,3 +220,20 @@ async def test_P3_P8_a_settle_that_comes_back_after_a_release_settles_nothing():
     assert log.committed("g")[A].offset == 1
     assert cover.names() == ["settled", "snapshots", "committed"]
     await source.__aexit__(None, None, None)
+
+
+async def test_B97_a_settle_that_comes_back_behind_the_commit_of_a_later_one_moves_nothing_back():
+    """Its answers are covered by what is committed; a partition that is released starts anew."""
+    log = await opened()
+    worker, source, delivery = await started(log, None)
+    committer, epoch = delivery._committer, worker.epochs[A]
+    for offset in (50, 31, 32, 50):
+        assert committer.take_over(A, Position(offset, "", epoch), 0) is Outcome.SETTLED
+        await delivery.flush()
+        assert log.committed("g")[A].offset == 50
+    await delivery.release(A, abort=False)
+    assert committer.take_over(A, Position(7, "", epoch), 0) is Outcome.FENCED, "of before"
+    assert committer.take_over(A, Position(7, "", epoch), 1) is Outcome.SETTLED
+    await delivery.flush()
+    assert log.committed("g")[A].offset == 7
+    await source.__aexit__(None, None, None)
