@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,8 @@ from benchmarks.processes import ROOT, BenchmarkFailed, Process, Skipped, pause,
 KAFKA_VERSION = "4.1.0"
 KAFKA = "kafka"
 EMBEDDED = "embedded"
+PORTS = range(20_000, 32_000)
+"""Below those that Linux gives to outgoing connections: a server that starts later must find its own still free."""
 LISTENS_S = 90
 """How long a broker may take to start, seconds."""
 
@@ -53,11 +56,12 @@ class Broker:
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+    """Return a port of the loopback address that nobody listens on now, nor gets for an outgoing connection."""
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+    raise BenchmarkFailed(f"no port from {PORTS.start} to {PORTS.stop} is free")
 
 
 @contextlib.contextmanager
