@@ -50,14 +50,15 @@ class KafkaProducer:
         self._requests: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Connect, once; again where a producer was stuck."""
-        if self._producer is not None:
-            return
+        """Connect, once; again where a producer was stuck.
+
+        Who waits for it goes on in the order in which they came: a settle must not overtake one of the same partition.
+        """
         async with self._starting:
-            if self._is_closed:
-                self.running()
             if self._producer is not None:
                 return
+            if self._is_closed:
+                raise LogError("the producer is closed", retriable=True)
             arguments = {**self._settings.client, **self._settings.producer, **self._more}
             producer = AIOKafkaProducer(**arguments, acks="all")
             tame(producer.client)
