@@ -14,14 +14,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Self
 
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
 from chaos.disk import Disk
 from chaos.load import Load, Outcome
 from chaos.tap import Tap
 from cluster import Cluster
 from fault_kit import until, until_members, write_model
 from headrace.deploy.commands_audit import kafka_progress
+from headrace.schemas.errors import LogError
 from headrace.schemas.record import TP
 from headrace.streams.audit_offsets import Progress
 from headrace.streams.kafka import KafkaLog
@@ -39,8 +38,6 @@ NAMES = ("w1", "w2", "w3")
 PARTITIONS = 6
 RECOVER_S = 60.0
 """Within so long after a fault everything that was asked until then must be answered: else it hangs."""
-DELETE_S = 30.0
-"""How long the brokers may take to take note that a scene's topics go."""
 CLIENT = {
     "session.timeout.ms": "6000",
     "heartbeat.interval.ms": "500",
@@ -111,6 +108,7 @@ class Scene:
             enter = stack.enter_async_context
             self.between = await enter(proxies(self.cluster.proxies))
             self.log = await enter(KafkaLog(self.properties))
+            stack.push_async_callback(self._delete_topics)  # once nobody uses them any more
             for is_proxied in (False, True):
                 where = self.cluster.proxied_bootstrap if is_proxied else self.cluster.bootstrap
                 crew = Crew(
@@ -134,19 +132,14 @@ class Scene:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End everything; brokers stay, and are rid of the topics: many scenes would fill the small disk."""
+        """End everything; brokers stay."""
         await self._stack.aclose()
-        with contextlib.suppress(KafkaError, TimeoutError):  # there may be no broker to ask
-            async with asyncio.timeout(DELETE_S):
-                admin = AIOKafkaAdminClient(bootstrap_servers=self.cluster.bootstrap)
-                try:
-                    await admin.start()
-                    names = await admin.list_topics()
-                    await admin.delete_topics(
-                        [name for name in names if name.startswith(f"{self.topology.prefix}.")]
-                    )
-                finally:
-                    await admin.close()
+
+    async def _delete_topics(self) -> None:
+        """Rid the brokers of the topics: those of many scenes would fill the small disk."""
+        with contextlib.suppress(LogError):  # there may be no broker to ask
+            names = await self.log.topics()
+            await self.log.delete([n for n in names if n.startswith(f"{self.topology.prefix}.")])
 
     def _options(self) -> Sequence[str]:
         options = ("--partitions", str(self.topology.partitions), "--commit-interval-ms", "100")
