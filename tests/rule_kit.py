@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+import pytest
+
 SEEDS = 100
 """Storms within which a missing rule must show; each is needed for far fewer today."""
 
@@ -30,6 +32,28 @@ def hold(play: Callable[[int], object], last: int, *, most: int = SEEDS) -> None
     """Play the seeds up to this one, at ``most`` so many, with every rule in force."""
     for seed in range(max(0, last + 1 - most), last + 1):
         play(seed)
+
+
+def needed(
+    rule: tuple[object, str],
+    instead: object,
+    play: Callable[[int], object],
+    *how: str,
+    seeds: int = SEEDS,
+) -> None:
+    """Take a rule away, an attribute of its owner, find the storm that breaks without it, and play on with the rule.
+
+    Args:
+        rule: Owner and name of the attribute.
+        instead: What stands in its place meanwhile.
+        play: As of `first_broken`, and so are the others.
+        how: What is said of a broken storm.
+        seeds: Storms within which one must break.
+    """
+    with pytest.MonkeyPatch.context() as planted:
+        planted.setattr(*rule, instead)
+        last = first_broken(play, *how, seeds=seeds)
+    hold(play, last)
 
 
 def text_of(exc: BaseException) -> str:

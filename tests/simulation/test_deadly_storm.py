@@ -153,9 +153,7 @@ def test_P14_workers_that_are_killed_every_second_blame_no_record(
         assert fleet.deaths == 0
 
 
-def test_P14_beside_others_a_suspect_is_blamed_for_what_they_do(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_P14_beside_others_a_suspect_is_blamed_for_what_they_do(repository: Path) -> None:
     """One suspect per process, and nothing beside it: without that, somebody else is quarantined."""
 
     def run(seed: int) -> object:
@@ -166,28 +164,20 @@ def test_P14_beside_others_a_suspect_is_blamed_for_what_they_do(
         if alone._run is not None:
             alone._go()
 
-    monkeypatch.setattr(Alone, "look", at_once)
-    seed = rule_kit.first_broken(run, "dead letters of others", seeds=40)
-    monkeypatch.undo()
-    rule_kit.hold(run, seed)
+    rule_kit.needed((Alone, "look"), at_once, run, "dead letters of others", seeds=40)
 
 
-def test_P14_unannounced_a_deadly_record_is_run_for_ever(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_P14_unannounced_a_deadly_record_is_run_for_ever(repository: Path) -> None:
     """Alone as it is: nobody knows of its earlier deaths."""
 
     def run(seed: int) -> object:
         return play(seed, repository, mode=Mode.AT_LEAST_ONCE, records=30)
 
-    monkeypatch.setattr(Mark, "announce", lambda *_: None)
-    seed = rule_kit.first_broken(run, "unanswered", seeds=20)
-    monkeypatch.undo()
-    rule_kit.hold(run, seed)
+    rule_kit.needed((Mark, "announce"), lambda *_: None, run, "unanswered", seeds=20)
 
 
 def test_P14_a_value_that_is_fetched_behind_its_announcement_is_fetched_for_ever(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path,
 ) -> None:
     """In its partition's line it would be read when nobody says so any more."""
 
@@ -199,15 +189,10 @@ def test_P14_a_value_that_is_fetched_behind_its_announcement_is_fetched_for_ever
         del claimed, part
         return decoded
 
-    monkeypatch.setattr(ClaimedRequests, "whole", later)
-    seed = rule_kit.first_broken(run, "unanswered", seeds=20)
-    monkeypatch.undo()
-    rule_kit.hold(run, seed)
+    rule_kit.needed((ClaimedRequests, "whole"), later, run, "unanswered", seeds=20)
 
 
-def test_P14_values_that_are_read_beside_a_suspect_cost_it_its_life(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_P14_values_that_are_read_beside_a_suspect_cost_it_its_life(repository: Path) -> None:
     """What was fetched elsewhere is read when no suspect is announced: else somebody else is quarantined."""
 
     def run(seed: int) -> object:
@@ -217,7 +202,4 @@ def test_P14_values_that_are_read_beside_a_suspect_cost_it_its_life(
     async def at_once(reading: Reading, part: Partition, records: Sequence[Record]) -> Decoded:
         return reading._decoder.decode(part.tp, part.epoch, records)
 
-    monkeypatch.setattr(Reading, "read_again", at_once)
-    seed = rule_kit.first_broken(run, "dead letters of others", seeds=40)
-    monkeypatch.undo()
-    rule_kit.hold(run, seed)
+    rule_kit.needed((Reading, "read_again"), at_once, run, "dead letters of others", seeds=40)
