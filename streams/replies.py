@@ -25,6 +25,11 @@ from headrace.streams.watch import POLL_RECORDS, POLL_S, StatusWatch, retrying
 CLAIM_ROUNDS = 8
 """Times that a gateway claims anew because another was first; then sharing a partition is good enough."""
 
+
+AT_ONCE = 16
+"""Replies that are handed out without a turn of the event loop: in between, what their callers ask next comes in and
+goes out, so that broker and worker are at it while the others are still being answered."""
+
 CLAIM_READ_S = 2.0
 """Seconds that a gateway waits to read its own claim back."""
 
@@ -138,8 +143,10 @@ class Replies:
             try:
                 while True:
                     for block in await reader.poll(POLL_RECORDS, POLL_S):
-                        for record in block.records:
+                        for count, record in enumerate(block.records, 1):
                             self._on_reply(record)
+                            if not count % AT_ONCE:
+                                await asyncio.sleep(0)
             finally:
                 self.listening.clear()
                 # Replies that come while the log is away are still ours: go on where we were.
