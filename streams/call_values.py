@@ -63,21 +63,32 @@ class CallValues:
         Raises:
             InferError: It cannot be written or stored, or not in time.
         """
-        line = ""
-        if request.sequence_id:
-            line = f"{model} {type(request.sequence_id).__name__} {request.sequence_id}"
-        is_large = sum([len(tensor.data) for tensor in request.inputs]) > self._above
-        if not is_large and line not in self._turns:
-            out = make()
-            if len(out.value or b"") <= self._above:
-                return out
+        out = self.request_now(model, request, make)
+        if out is not None:
+            return out
         try:
-            async with asyncio.timeout_at(deadline_s), self._turn(line):
-                out = await asyncio.to_thread(make) if is_large else make()
+            async with asyncio.timeout_at(deadline_s), self._turn(_line(model, request)):
+                out = await asyncio.to_thread(make) if self._is_large(request) else make()
                 await self._store(model, out)
                 return out
         except TimeoutError:
             raise expired() from None
+
+    def request_now(
+        self, model: str, request: InferRequest, make: Callable[[], Out]
+    ) -> Out | None:
+        """Return a call's record; None where its value has to be stored, or it waits for one that is.
+
+        Raises:
+            InferError: It cannot be written.
+        """
+        if self._is_large(request) or (self._turns and _line(model, request) in self._turns):
+            return None
+        out = make()
+        return out if len(out.value or b"") <= self._above else None
+
+    def _is_large(self, request: InferRequest) -> bool:
+        return sum([len(tensor.data) for tensor in request.inputs]) > self._above
 
     async def _store(self, model: str, out: Out) -> None:
         value = out.value or b""
@@ -137,3 +148,10 @@ class CallValues:
             lock, count = self._turns.pop(line)
             if count > 1:
                 self._turns[line] = (lock, count - 1)
+
+
+def _line(model: str, request: InferRequest) -> str:
+    """Return what names a request's sequence, ``""`` without one."""
+    if not request.sequence_id:
+        return ""
+    return f"{model} {type(request.sequence_id).__name__} {request.sequence_id}"

@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import NamedTuple, TypeAlias
 
 from headrace.schemas.errors import InferError, QueueFull, Reason, Unavailable
 from headrace.schemas.headers import RequestOptions, find_header
@@ -31,8 +30,8 @@ from headrace.streams.call_values import CallValues, Reply
 from headrace.streams.cancels import Cancel, cancel_record
 from headrace.streams.idempotency import KeyedCall, KeyedFuture, reply_future
 from headrace.streams.listening import Listening
-from headrace.streams.load import QueueLoad
 from headrace.streams.model_view import Route
+from headrace.streams.open_call import STOPPING, Call, DirectSlot, Slot
 from headrace.streams.outbox import Outbox
 from headrace.streams.pending import Pending
 from headrace.streams.replies import Replies
@@ -40,32 +39,6 @@ from headrace.streams.streamed import ReplyStream, Streamed, StreamRoom, place_o
 from headrace.streams.watch import Clock
 
 logger = logging.getLogger(__name__)
-
-STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-"""The text of SEMANTICS SV-11."""
-
-Slot: TypeAlias = "asyncio.Future[Reply] | ReplyStream[Reply]"
-"""What a call waits for."""
-
-
-class Call(NamedTuple):
-    """A call that is open.
-
-    Attributes:
-        model: Model name.
-        correlation_id: By which its replies are known.
-        deadline_ms: When its caller gives up, ms since the epoch.
-        deadline_s: The same by the loop's clock.
-        load: Of the queue that its request joins, where that is known.
-        token: What ``load`` wants back.
-    """
-
-    model: str
-    correlation_id: bytes
-    deadline_ms: int
-    deadline_s: float
-    load: QueueLoad | None
-    token: int
 
 
 class Calls:
@@ -146,7 +119,7 @@ class Calls:
         if self.open:
             await self._idle.wait()
 
-    def end(self) -> None:
+    def end_all(self) -> None:
         """Answer what still waits for its reply with 503."""
         for slot in self._pending.close():
             _fail(slot, Unavailable(STOPPING, reason=Reason.DRAINING))
@@ -154,7 +127,7 @@ class Calls:
     def close(self) -> None:
         """Answer what is open, and watch no deadline any more."""
         self.is_draining = True
-        self.end()
+        self.end_all()
         self._timer.cancel()
 
     async def ask(
@@ -175,10 +148,10 @@ class Calls:
             await self._send(call, route, version, request, (extra, key), future)
             response = await self._values.response(await future, call.deadline_s)
         except asyncio.CancelledError:
-            self._cancel(call)
+            self.abandon(call)
             raise
         finally:
-            self._close(call)
+            self.end(call)
         return response if response.id == request.id else response._replace(id=request.id)
 
     async def stream(
@@ -210,10 +183,10 @@ class Calls:
             raise
         finally:
             if not is_over:
-                self._cancel(call)
+                self.abandon(call)
             self.repeated += replies.repeated
             replies.close()
-            self._close(call)
+            self.end(call)
 
     def _open(
         self, route: Route, request: InferRequest, deadline_ms: int, slot: Slot, *, many: bool
@@ -223,21 +196,47 @@ class Calls:
         Raises:
             InferError: Why not, counted.
         """
-        model = route.signature.model_name
         try:
-            self.admit(route, request, many=many)
-            now_ms = self._clock_ms()
-            left_ms = self._timeout_ms
-            if deadline_ms:
-                left_ms = time_left(model, deadline_ms, now_ms)
-            deadline_s = asyncio.get_running_loop().time() + left_ms / 1_000
-            correlation_id = self._pending.add(slot, int(deadline_s * 1e9), stays=many)
+            return self._opened(route, request, deadline_ms, slot, many=many)
         except InferError as error:
             self.refused[error.reason] += 1
             raise
+
+    def _opened(
+        self, route: Route, request: InferRequest, deadline_ms: int, slot: Slot, *, many: bool
+    ) -> Call:
+        model = route.signature.model_name
+        self.admit(route, request, many=many)
+        now_ms = self._clock_ms()
+        left_ms = self._timeout_ms
+        if deadline_ms:
+            left_ms = time_left(model, deadline_ms, now_ms)
+        deadline_s = asyncio.get_running_loop().time() + left_ms / 1_000
+        correlation_id = self._pending.add(slot, int(deadline_s * 1e9), stays=many)
         load = route.load(request.priority)
         token = load.opened() if load is not None else 0
         return Call(model, correlation_id, now_ms + left_ms, deadline_s, load, token)
+
+    def begin(self, route: Route, version: str, request: InferRequest, slot: DirectSlot) -> bool:
+        """Open a call of one answer and produce it, without a wait; False where that takes one. `end` follows.
+
+        Raises:
+            InferError: Why it is refused, not counted: whoever asks again with `ask` is.
+        """
+        call = self._opened(route, request, 0, slot, many=False)
+        options = self._options(call, (), b"")
+        make = partial(request_record, route, version, request, options, spread=self._outbox.turn)
+        out = None
+        try:
+            out = self._values.request_now(call.model, request, make)
+        finally:
+            if out is None:
+                self.end(call)
+        if out is None:
+            return False
+        slot.call = call
+        self._produce(call, out, slot)
+        return True
 
     def admit(self, route: Route, request: InferRequest, *, many: bool) -> None:
         """Refuse what would surely be refused behind the log (FAULTS B53, SEMANTICS QT-01).
@@ -272,16 +271,25 @@ class Calls:
         slot: Slot,
     ) -> None:
         """Produce a call's request; ``more`` are further headers, and the idempotency key."""
-        options = RequestOptions(
-            deadline_ms=call.deadline_ms,
-            reply_topic=self._replies.topic,
-            reply_partition=self._replies.next_partition(),
-            correlation_id=call.correlation_id,
-            idempotency_key=more[1],
-            extra=more[0],
-        )
-        model = call.model
+        options = self._options(call, *more)
         out = await self.written(route, version, request, options, call.deadline_s)
+        self._produce(call, out, slot)
+
+    def _options(self, call: Call, extra: tuple[Header, ...], key: bytes) -> RequestOptions:
+        replies = self._replies
+        # By place, as of each call there is one.
+        return RequestOptions(
+            "",
+            call.deadline_ms,
+            replies.topic,
+            replies.next_partition(),
+            call.correlation_id,
+            key,
+            extra,
+        )
+
+    def _produce(self, call: Call, out: Out, slot: Slot) -> None:
+        model = call.model
         self._timer.wake_at(call.deadline_s)
         self._outbox.send(out, lambda error: _fail(slot, not_produced(model, error)))
 
@@ -301,6 +309,10 @@ class Calls:
         make = partial(request_record, route, version, request, options, spread=self._outbox.turn)
         return await self._values.request(route.signature.model_name, request, make, deadline_s)
 
+    async def fetched(self, call: Call, reply: Reply) -> InferResponse:
+        """Return a call's response, its value from the store where it is there; `InferError` if it cannot be had."""
+        return await self._values.response(reply, call.deadline_s)
+
     async def deliver(self, out: Out) -> None:
         """Produce a record and wait for its acknowledgement; `LogError` if there is none."""
         await self._outbox.deliver(out)
@@ -314,14 +326,15 @@ class Calls:
         deadline_s = asyncio.get_running_loop().time() + self._timeout_ms / 1_000
         return await self._values.response(self._values.reply(record), deadline_s)
 
-    def _close(self, call: Call) -> None:
+    def end(self, call: Call) -> None:
+        """Close a call; it may have ended before."""
         self._pending.discard(call.correlation_id)
         if call.load is not None:
             call.load.closed(call.token)
         if self.is_draining and not self.open:
             self._idle.set()
 
-    def _cancel(self, call: Call) -> None:
+    def abandon(self, call: Call) -> None:
         """Tell the workers that nobody waits any more (SEMANTICS PB-49, GR-05, CX-01)."""
         self.abandoned += 1
         self.cancel(call.model, call.correlation_id)
@@ -343,9 +356,11 @@ class Calls:
         if isinstance(slot, KeyedFuture):
             slot.hear(record.headers)
         try:
-            slot.set_result(self._values.reply(record))
+            reply = self._values.reply(record)
         except InferError as error:
             slot.set_exception(error)
+        else:
+            slot.set_result(reply)
 
     def _on_response(self, stream: ReplyStream[Reply], record: Record) -> None:
         """Hand one of many replies on; those that come once more are dropped undecoded. An error is the last."""

@@ -27,6 +27,7 @@ from headrace.streams.call_observer import Observer
 from headrace.streams.call_values import CallValues
 from headrace.streams.calls import Calls
 from headrace.streams.claims import Claims
+from headrace.streams.direct_call import DirectCalls
 from headrace.streams.fleet import Fleet
 from headrace.streams.idempotency import KeyedCall
 from headrace.streams.listening import Listening, ensure_if_allowed
@@ -89,6 +90,7 @@ class Gateway:
         gateway_id: Its name.
         fleet: What workers say.
         async_calls: Those that are answered later.
+        direct: Those that are told of their end.
         is_leaving: It is not ready any more, though calls are still taken until it drains.
     """
 
@@ -121,6 +123,7 @@ class Gateway:
             max_stream_bytes=settings.max_stream_bytes,
             clock_ms=clock_ms,
         )
+        self.direct = DirectCalls(self._calls, observer)
         self.async_calls = AsyncCalls(log, topology, settings.later, self._calls, clock_ms)
         self._watch = StatusWatch(log, topology.status, clock_ms)
         self.fleet: Fleet = self._watch.fleet
@@ -294,7 +297,7 @@ class Gateway:
 
     def end_calls(self) -> None:
         """Answer what still waits for its reply with 503."""
-        self._calls.end()
+        self._calls.end_all()
 
     async def infer(
         self,

@@ -21,7 +21,6 @@ from headrace.schemas.errors import (
     Reason,
     Unavailable,
 )
-from headrace.streams.calls import STOPPING
 from headrace.streams.grpc_call import (
     KEY,
     Context,
@@ -33,6 +32,7 @@ from headrace.streams.grpc_call import (
 )
 from headrace.streams.grpc_convert import stream_error, stream_response
 from headrace.streams.grpc_infer import Asked, read_request, response_bytes
+from headrace.streams.open_call import STOPPING
 from headrace.streams.shared_memory import SharedTargets
 from headrace.streams.trace_settings import Trace
 from tritonclient.grpc import service_pb2

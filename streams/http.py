@@ -26,10 +26,10 @@ from headrace.streams import (
 from headrace.streams.access import Access
 from headrace.streams.extensions import Extensions
 from headrace.streams.gateway import Gateway
-from headrace.streams.http_body import ENCODINGS
 from headrace.streams.http_call import Handler, HttpCall, HttpSettings
 from headrace.streams.http_connections import BoundedServer, BoundedSite
-from headrace.streams.http_errors import error_response, text_error
+from headrace.streams.http_direct import DirectInfer
+from headrace.streams.http_errors import refusal, text_error
 from headrace.streams.http_routes import GROUPS, Kind, resolve
 from headrace.streams.tls import ServerTls
 
@@ -80,7 +80,8 @@ class HttpServer:
         Raises:
             ConfigError: The address or port cannot be had.
         """
-        server = BoundedServer(self._handle, self._settings)
+        direct = DirectInfer(self._gateway, self._settings, self._extensions, self._access)
+        server = BoundedServer(self._handle, self._settings, direct.begin)
         self._runner = web.ServerRunner(server, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         context = self._tls.context() if self._tls is not None else None
@@ -119,11 +120,8 @@ class HttpServer:
             return await handler(
                 HttpCall(self._gateway, request, target, self._settings, self._extensions)
             )
-        except Unsupported as error:
-            response = error_response(error)
-            response.headers["Accept-Encoding"] = ", ".join(ENCODINGS)  # BN-08
         except InferError as error:
-            response = error_response(error)
+            response = refusal(error)
         except ConnectionError:  # the caller went away while it was written to: nobody reads this
             response = text_error(400, "the connection is closed")
         except (

@@ -156,16 +156,3 @@ def compress(body: bytes, encoding: str) -> bytes:
     """Return the body in gzip or deflate form."""
     fold = zlib.compressobj(wbits=_WBITS[encoding], level=zlib.Z_BEST_SPEED)
     return fold.compress(body) + fold.flush()
-
-
-async def compressed_response(request: web.BaseRequest, body: bytes) -> tuple[bytes, str]:
-    """Return an answer's body as its caller accepts it, and the ``Content-Encoding``, ``""`` for none."""
-    accept = request.headers.get("Accept-Encoding")
-    if accept is None or len(body) < MIN_COMPRESSED_BYTES:
-        return body, ""
-    encoding = chosen_encoding(accept)
-    if not encoding:
-        return body, ""
-    if len(body) < OFF_LOOP_BYTES:
-        return compress(body, encoding), encoding
-    return await asyncio.to_thread(compress, body, encoding), encoding

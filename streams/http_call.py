@@ -105,17 +105,7 @@ class HttpCall(NamedTuple):
             InvalidRequest: A tensor is larger than a body may be: numbers in JSON unfold to several times their text
                 (PB-24). Or as `Forwarding.apply`.
         """
-        limit = self.settings.max_input_bytes
-        for tensor in asked.inputs:
-            if len(tensor.data) > limit:
-                raise InvalidRequest(
-                    f"input '{tensor.name}' has {len(tensor.data)} bytes, which exceeds the maximum allowed value of "
-                    f"{limit} bytes. Use --http-max-input-size to increase the limit."
-                )
-        forwarding = self.settings.forwarding
-        return (
-            asked if forwarding is None else forwarding.apply(asked, self.request.headers.items())
-        )
+        return accepted(asked, self.settings, self.request.headers)
 
     def deadline_ms(self) -> int:
         """Return the call's own deadline, ms since the epoch; 0 where it names none.
@@ -147,6 +137,21 @@ class HttpCall(NamedTuple):
         if state is None:
             return found
         return (*found, (TRACESTATE, state.encode("utf-8", "surrogateescape")))
+
+
+def accepted(
+    asked: InferRequest, settings: HttpSettings, headers: Mapping[str, str]
+) -> InferRequest:
+    """See `HttpCall.accepted`."""
+    limit = settings.max_input_bytes
+    for tensor in asked.inputs:
+        if len(tensor.data) > limit:
+            raise InvalidRequest(
+                f"input '{tensor.name}' has {len(tensor.data)} bytes, which exceeds the maximum allowed value of "
+                f"{limit} bytes. Use --http-max-input-size to increase the limit."
+            )
+    forwarding = settings.forwarding
+    return asked if forwarding is None else forwarding.apply(asked, headers.items())
 
 
 async def json_object(call: HttpCall) -> Mapping[str, object]:

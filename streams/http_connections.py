@@ -11,11 +11,13 @@ import json
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Protocol, TypeAlias, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http_parser import RawRequestMessage
 from headrace.streams.http_call import HttpSettings
 from headrace.streams.http_errors import JSON_TYPE, RETRY_AFTER_S, text_error
+from headrace.streams.http_whole import JOINED_BYTES
 
 REFUSAL_S = 1.0
 """How long a refused connection is kept for its peer to read why, seconds: closed at once with its request unread,
@@ -25,6 +27,22 @@ MAX_REFUSALS = 64
 """Refused connections that are kept so at a time; above, they are closed without a word."""
 
 
+class Cancellable(Protocol):
+    """A request that is being answered."""
+
+    def done(self) -> bool:
+        """Whether its answer is known."""
+
+    def cancel(self) -> None:
+        """Answer it no more."""
+
+
+Send: TypeAlias = Callable[[bytes, bytes], None]
+Begin: TypeAlias = Callable[[RawRequestMessage, StreamReader, Send], Cancellable | None]
+"""Begins to answer a request whose head and body it is given, and hands head and body of the answer over; None where it
+is another kind of request."""
+
+
 class BoundedServer(web.Server):
     """Makes a connection's protocol within the bounds, or the one that refuses it."""
 
@@ -32,10 +50,12 @@ class BoundedServer(web.Server):
         self,
         handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         bounds: HttpSettings,
+        begin: Begin,
     ) -> None:
-        """Keep the parts; ``handle`` answers a request."""
+        """Keep the parts; ``handle`` answers a request that ``begin`` leaves."""
         super().__init__(handle, handler_cancellation=True)
         self.bounds = bounds
+        self.begin = begin
         self.refusing = 0
 
     def __call__(self) -> web.RequestHandler:
@@ -86,9 +106,13 @@ class BoundedSite(web.TCPSite):
 
 
 class _Connection(web.RequestHandler):
-    """One connection."""
+    """One connection.
 
-    __slots__ = ("_bounds", "_first_request")
+    A request that `BoundedServer.begin` takes is answered without waking aiohttp's task of the connection, which goes
+    on waiting for the next one: what is private to aiohttp is used for that, and its version is pinned.
+    """
+
+    __slots__ = ("_begin", "_bounds", "_first_request", "_under_way")
 
     def __init__(self, server: BoundedServer) -> None:
         bounds = server.bounds
@@ -103,6 +127,8 @@ class _Connection(web.RequestHandler):
             max_headers=bounds.max_headers,
         )
         self._bounds = bounds
+        self._begin = server.begin
+        self._under_way: Cancellable | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -114,7 +140,77 @@ class _Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._first_request.cancel()
+        if self._under_way is not None:
+            self._under_way.cancel()
+            self._under_way = None
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():  # aiohttp's task is at a request
+            super().data_received(data)
+            return
+        self._waiter = None  # so that nobody is woken
+        try:
+            super().data_received(data)
+        finally:
+            self._waiter = waiter
+        if self._messages and not self._request_in_progress:
+            self._next()
+
+    def _next(self) -> None:
+        """Begin with the next request that has come, or leave it to aiohttp's task."""
+        message, payload = self._messages[0]
+        if (
+            isinstance(message, RawRequestMessage)
+            and not (self._buffer_paused or self.writing_paused or self._upgraded)
+            and not (self._close or self._force_close)
+        ):
+            self._request_in_progress = True  # so that a shutdown waits for it
+            under_way = self._begin(message, payload, self._send)
+            if under_way is not None:
+                if self._request_in_progress:  # it may be answered already
+                    self._under_way = under_way
+                self._messages.popleft()
+                assert self._parser is not None, "it is gone with the connection"
+                self._parser.message_consumed()
+                return
+            self._request_in_progress = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _send(self, head: bytes, body: bytes) -> None:
+        """Write the answer to the request that is under way, and go on with what has come since."""
+        self._request_in_progress, self._under_way = False, None
+        if self._handler_waiter is not None:
+            self._handler_waiter.set_result(None)
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if len(body) <= JOINED_BYTES:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
+        if self._close or self._force_close:
+            return
+        loop = self._loop
+        self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = loop.call_at(
+                self._next_keepalive_close_time, self._process_keepalive
+            )
+        if self._messages:
+            loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._messages and not self._request_in_progress:
+            self._next()
+
+    def _process_keepalive(self) -> None:
+        if self._request_in_progress:  # a connection is idle from its answer on
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
 
     def _expect_request(self) -> None:
         if self._request_count == 0:

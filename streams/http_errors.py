@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from aiohttp import web
-from headrace.schemas.errors import Code, InferError, Reason
+from headrace.schemas.errors import Code, InferError, Reason, Unsupported
+from headrace.streams.http_body import ENCODINGS
 
 JSON_TYPE = "application/json"
 
@@ -65,6 +66,14 @@ def error_response(error: InferError) -> web.Response:
     """Return the answer for an error; a 503 says when to come back, a 401 with what."""
     status = status_of(error)
     return text_error(status, error.detail, _HEADERS_BY_STATUS.get(status))
+
+
+def refusal(error: InferError) -> web.Response:
+    """Return the answer for an error that a call has met; one that is unsupported says which encodings are (BN-08)."""
+    response = error_response(error)
+    if isinstance(error, Unsupported):
+        response.headers["Accept-Encoding"] = ", ".join(ENCODINGS)
+    return response
 
 
 def text_error(status: int, detail: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from aiohttp import web
@@ -13,7 +13,7 @@ from headrace.schemas.record import HEADER_LENGTH
 from headrace.schemas.shared_span import REGION
 from headrace.schemas.signature import Signature
 from headrace.schemas.v2json import Binary, parse_request, wants_binary, write_response
-from headrace.streams.http_body import compressed_response
+from headrace.streams.http_body import MIN_COMPRESSED_BYTES, chosen_encoding, compress
 from headrace.streams.http_call import HttpCall
 from headrace.streams.http_errors import JSON_TYPE, error_response
 from headrace.streams.http_whole import WholeResponse
@@ -31,6 +31,9 @@ worker's heartbeats, for 30 ms and more (FAULTS B2)."""
 
 OFF_LOOP_SHOWN_BYTES = 256 * 1024
 """The same for tensors that are shown as JSON, which grow several times over."""
+
+OFF_LOOP_COMPRESSED_BYTES = 32 * 1024
+"""The same for tensors whose answer is compressed, as JSON maybe."""
 
 OFF_LOOP_COPIED_BYTES = 8 * 1024 * 1024
 """The same for tensors that are only copied."""
@@ -114,7 +117,7 @@ async def read_request(call: HttpCall, signature: Signature) -> InferRequest:
         InferError: Of whatever kind.
     """
     memory = call.extensions.memory
-    header_length = _header_length(call.request.headers.get(LENGTH_HEADER))
+    header_length = read_header_length(call.request.headers.get(LENGTH_HEADER))
     body = await call.body()
     json_length = len(body) if header_length is None else header_length
     shared = None
@@ -140,33 +143,49 @@ async def write_answer(
     Raises:
         InferError: An output cannot be shown as JSON (PB-45), or does not fit into its place.
     """
+    encoding = answer_encoding(request.headers)
+    if is_quick(response, is_binary, encoding, shared):
+        return written_answer(response, is_binary, encoding, shared)
+    return await asyncio.to_thread(written_answer, response, is_binary, encoding, shared)
+
+
+def answer_encoding(headers: Mapping[str, str]) -> str:
+    """Return the ``Content-Encoding`` that a caller prefers for its answer, ``""`` for none (BN-08)."""
+    accept = headers.get("Accept-Encoding")
+    return "" if accept is None else chosen_encoding(accept)
+
+
+def is_quick(
+    response: InferResponse, is_binary: Binary, encoding: str, shared: SharedTargets = NO_TARGETS
+) -> bool:
+    """Say whether writing a response takes so little time that the event loop may wait for it."""
     shown_bytes = total_bytes = 0
     for tensor in response.outputs:
         total_bytes += len(tensor.data)
         if not is_binary(tensor.name) and tensor.name not in shared.names:
             shown_bytes += len(tensor.data)
-    if shown_bytes < OFF_LOOP_SHOWN_BYTES and total_bytes < OFF_LOOP_COPIED_BYTES:
-        answer, length = _written(response, is_binary, shared)
-    else:
-        answer, length = await asyncio.to_thread(_written, response, is_binary, shared)
-    answer, encoding = await compressed_response(request, answer)
+    if encoding and total_bytes >= OFF_LOOP_COMPRESSED_BYTES:
+        return False
+    return shown_bytes < OFF_LOOP_SHOWN_BYTES and total_bytes < OFF_LOOP_COPIED_BYTES
+
+
+def written_answer(
+    response: InferResponse, is_binary: Binary, encoding: str, shared: SharedTargets = NO_TARGETS
+) -> WholeResponse:
+    """Write a response; for its errors see `write_answer`."""
+    shared.write(response)
+    answer, length = write_response(response, is_binary, shared.names)
     found = {"Content-Type": JSON_TYPE}
     if length is not None:
         # The length of the JSON before compression (BN-08).
         found = {"Content-Type": BINARY_TYPE, LENGTH_HEADER: str(length)}
-    if encoding:
+    if encoding and len(answer) >= MIN_COMPRESSED_BYTES:
+        answer = compress(answer, encoding)
         found["Content-Encoding"] = encoding
     return WholeResponse(answer, found)
 
 
-def _written(
-    response: InferResponse, is_binary: Binary, shared: SharedTargets
-) -> tuple[bytes, int | None]:
-    shared.write(response)
-    return write_response(response, is_binary, shared.names)
-
-
-def _header_length(raw: str | None) -> int | None:
+def read_header_length(raw: str | None) -> int | None:
     """Return the length of the JSON part, None where the whole body is JSON (BN-01)."""
     if raw is None:
         return None

@@ -18,6 +18,8 @@ from multidict import CIMultiDict
 JOINED_BYTES = 64 * 1024
 """Longer bodies are written behind their headers: joining them would copy them."""
 
+_OK = "200 OK"
+
 
 class WholeResponse(web.StreamResponse):
     """An answer with status 200; treat it as any other.
@@ -63,12 +65,16 @@ class WholeResponse(web.StreamResponse):
             self._usual = web.Response(body=self.body, headers=self._said)
         return self._usual
 
+    def head(self) -> bytes:
+        """Write status line and headers, for who writes the body behind them."""
+        return written_head(_OK, self._said, len(self.body))
+
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write it."""
         if self._usual is not None or request.version != HttpVersion11 or not request.keep_alive:
             return await self._as_usual().prepare(request)
         writer, body = request.writer, self.body
-        head = _head(self._said, len(body))
+        head = self.head()
         self._is_written = True
         if len(body) <= JOINED_BYTES:
             await writer.write(head + body)
@@ -83,11 +89,19 @@ class WholeResponse(web.StreamResponse):
             await self._usual.write_eof(data)
 
 
-def _head(headers: Mapping[str, str], length: int) -> bytes:
+def whole_bytes(response: web.Response) -> bytes:
+    """Write an answer of aiohttp's that holds its body, for a connection that stays open."""
+    body = response.body
+    assert isinstance(body, bytes), "the answer is there"
+    status = f"{response.status} {response.reason}"
+    return written_head(status, response.headers, len(body)) + body
+
+
+def written_head(status: str, headers: Mapping[str, str], length: int) -> bytes:
     """Write status line and headers."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     date = _date(int(time.time()))
-    return f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {length}\r\nDate: {date}\r\n\r\n".encode()
+    return f"HTTP/1.1 {status}\r\n{lines}Content-Length: {length}\r\nDate: {date}\r\n\r\n".encode()
 
 
 @lru_cache(maxsize=1)

@@ -192,6 +192,11 @@ class TraceSettings:
         samplers = [self._global, *self._models.values()]
         self._is_idle = not any(sampler.setting.is_on for sampler in samplers)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is traced, whatever its model."""
+        return self._is_idle
+
     def start(self, model: str) -> Trace | None:
         """Begin a request's trace, where it is its turn."""
         if self._is_idle:
