@@ -29,7 +29,7 @@ from headrace.streams.gateway import Gateway
 from headrace.streams.http_call import Handler, HttpCall, HttpSettings
 from headrace.streams.http_connections import BoundedServer, BoundedSite
 from headrace.streams.http_direct import DirectInfer
-from headrace.streams.http_errors import refusal, text_error
+from headrace.streams.http_errors import internal_error, refusal, text_error
 from headrace.streams.http_routes import GROUPS, Kind, resolve
 from headrace.streams.tls import ServerTls
 
@@ -128,7 +128,7 @@ class HttpServer:
             Exception
         ):  # the edge: a bug of ours is a 500 with a V2 body, and a trace in the log
             logger.exception("%s %s failed", request.method, request.raw_path)
-            response = text_error(500, "internal error, see the gateway's log")
+            response = internal_error()
         return response
 
 

@@ -38,6 +38,8 @@ class Cancellable(Protocol):
 
 
 Send: TypeAlias = Callable[[bytes, bytes], None]
+"""Writes an answer's head and body to its connection."""
+
 Begin: TypeAlias = Callable[[RawRequestMessage, StreamReader, Send], Cancellable | None]
 """Begins to answer a request whose head and body it is given, and hands head and body of the answer over; None where it
 is another kind of request."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeAlias
 
 from aiohttp import HttpVersion11, StreamReader
 from aiohttp.http_parser import RawRequestMessage
@@ -24,7 +23,8 @@ from headrace.streams.direct_call import DirectCall
 from headrace.streams.extensions import Extensions
 from headrace.streams.gateway import Gateway
 from headrace.streams.http_call import HttpSettings, accepted
-from headrace.streams.http_errors import refusal
+from headrace.streams.http_connections import Send
+from headrace.streams.http_errors import internal_error, refusal
 from headrace.streams.http_infer import (
     LENGTH_HEADER,
     OFF_LOOP_JSON_BYTES,
@@ -38,9 +38,6 @@ from headrace.streams.http_whole import WholeResponse, whole_bytes
 from headrace.streams.model_view import Route
 
 logger = logging.getLogger(__name__)
-
-Send: TypeAlias = Callable[[bytes, bytes], None]
-"""Writes an answer's head and body to its connection."""
 
 UNUSUAL = frozenset(
     (
@@ -151,7 +148,7 @@ class _Answer:
         elif is_quick(outcome, self._is_binary, self._encoding):
             try:
                 written = written_answer(outcome, self._is_binary, self._encoding)
-            except InferError as error:
+            except Exception as error:  # noqa: BLE001  # each has an answer
                 self._refuse(error)
             else:
                 self._send(written.head(), written.body)
@@ -164,12 +161,16 @@ class _Answer:
             written: WholeResponse = await asyncio.to_thread(
                 written_answer, response, self._is_binary, self._encoding
             )
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001  # each has an answer
             self._refuse(error)
         else:
             self._send(written.head(), written.body)
 
-    def _refuse(self, error: InferError) -> None:
+    def _refuse(self, error: Exception) -> None:
+        if not isinstance(error, InferError):  # as on the usual way
+            logger.error("an answer could not be written", exc_info=error)
+            self._send(whole_bytes(internal_error()), b"")
+            return
         self._send(whole_bytes(refusal(error)), b"")
 
 

@@ -76,6 +76,11 @@ def refusal(error: InferError) -> web.Response:
     return response
 
 
+def internal_error() -> web.Response:
+    """Return the answer for a bug of ours, of which the log has the trace."""
+    return text_error(500, "internal error, see the gateway's log")
+
+
 def text_error(status: int, detail: str, headers: dict[str, str] | None = None) -> web.Response:
     """Return an error answer with the V2 body ``{"error": "<text>"}``."""
     if len(detail) > MAX_DETAIL_CHARS:

@@ -25,7 +25,6 @@ from headrace.streams.watch import POLL_RECORDS, POLL_S, StatusWatch, retrying
 CLAIM_ROUNDS = 8
 """Times that a gateway claims anew because another was first; then sharing a partition is good enough."""
 
-
 AT_ONCE = 16
 """Replies that are handed out without a turn of the event loop: in between, what their callers ask next comes in and
 goes out, so that broker and worker are at it while the others are still being answered."""

@@ -6,6 +6,7 @@ The worker is a fake of another process: it speaks only through records, with th
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -176,6 +177,33 @@ def reply(
         encoded.value,
         [(CONTENT_TYPE, encoded.content_type.encode()), *back],
     )
+
+
+class Peer:
+    """A caller that writes what it likes and reads answer after answer."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def answer(self) -> tuple[int, object, dict[str, str]]:
+        """Read one answer; returns status, JSON (None where there is none) and headers, in lower case."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        status, *lines = head.decode().split("\r\n")[:-2]
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(status.split()[1]), json.loads(body) if body else None, headers
+
+    async def ask(self, data: bytes) -> tuple[int, object, dict[str, str]]:
+        """Write, and read one answer."""
+        self.writer.write(data)
+        return await self.answer()
+
+    async def is_closed(self) -> bool:
+        """Wait for the end; nothing may come before it."""
+        try:
+            return await self.reader.read(1) == b""
+        except ConnectionError:
+            return True
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

@@ -7,11 +7,11 @@ import asyncio
 import json
 
 import pytest
-from gateway_kit import Worker, echo, reply, running, serving, silent, until
+from gateway_kit import Peer, Worker, echo, reply, running, serving, silent, until
 from headrace.schemas.errors import BackendError, Code
 from headrace.schemas.infer import InferResponse
 from headrace.schemas.tensor import Datatype, Tensor
-from headrace.streams import http_connections, http_infer
+from headrace.streams import http_connections, http_direct, http_infer
 from headrace.streams.gateway import Gateway, GatewaySettings
 from headrace.streams.memory import MemoryLog
 
@@ -47,25 +47,6 @@ def body(value=1, columns=1, **more):
 def request(content, *lines):
     length = b"Content-Length: %d\r\n\r\n" % len(content)
     return HEAD + b"".join([b"%s\r\n" % line for line in lines]) + length + content
-
-
-class Peer:
-    """A caller that writes what it likes, and reads answer after answer."""
-
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
-
-    async def answer(self):
-        """Return status, body and headers of the next answer."""
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        status, *lines = head.decode().split("\r\n")[:-2]
-        headers = dict(line.lower().split(": ", 1) for line in lines)
-        content = await self.reader.readexactly(int(headers["content-length"]))
-        return int(status.split()[1]), json.loads(content) if content else None, headers
-
-    async def ask(self, data):
-        self.writer.write(data)
-        return await self.answer()
 
 
 @pytest.fixture
@@ -241,6 +222,24 @@ async def test_an_output_that_JSON_cannot_show_is_an_error(connect, log):  # the
         assert status == 400
         assert "FP16" in answer["error"]
         assert (await peer.ask(GET))[0] == 200
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_a_bug_in_writing_an_answer_is_500_and_the_connection_goes_on(
+    large, connect, log, monkeypatch, caplog
+):
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    async with running(Worker(log)), serving(log) as (_, session):
+        peer = await connect(session)
+        with monkeypatch.context() as planted:
+            planted.setattr(http_direct, "written_answer", broken)
+            planted.setattr(http_direct, "is_quick", lambda *_: not large)
+            status, answer, _ = await peer.ask(request(body(1)))
+        assert (status, answer) == (500, {"error": "internal error, see the gateway's log"})
+        assert shown((await peer.ask(request(body(2))))[1]) == [2]
+    assert "RuntimeError: a bug" in caplog.text
 
 
 @pytest.mark.parametrize("encoding", [b"", b"Accept-Encoding: gzip"])

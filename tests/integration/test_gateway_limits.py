@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvloop
-from gateway_kit import Worker, running, serving
+from gateway_kit import Peer, Worker, running, serving
 from headrace.schemas.errors import ConfigError
 from headrace.streams.extensions import Extensions
 from headrace.streams.http import HttpServer
@@ -40,32 +40,6 @@ def plain(body=GOOD, *lines):
 
 def _length(body):
     return b"Content-Length: %d\r\n\r\n" % len(body)
-
-
-class Peer:
-    """A caller that writes what it likes and reads what comes."""
-
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
-
-    async def answer(self):
-        """Read one answer; returns status, JSON (None where there is none) and headers."""
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        status, *lines = head.decode().split("\r\n")[:-2]
-        headers = dict(line.lower().split(": ", 1) for line in lines)
-        body = await self.reader.readexactly(int(headers.get("content-length", 0)))
-        return int(status.split()[1]), json.loads(body) if body else None, headers
-
-    async def ask(self, data):
-        self.writer.write(data)
-        return await self.answer()
-
-    async def is_closed(self):
-        """Wait for the end; nothing may come before it."""
-        try:
-            return await self.reader.read(1) == b""
-        except ConnectionError:
-            return True
 
 
 @asynccontextmanager
